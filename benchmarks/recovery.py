@@ -38,7 +38,7 @@ import aiohttp
 from contenders import SetpointServer
 from machine import environment
 
-from setpoint.launch.process import ranks_of
+from setpoint.launch.parent.process import ranks_of
 from setpoint_testing.server_process import engines_of
 
 SCHEMA = {

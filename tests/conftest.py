@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from setpoint.launch.process import OPENMP_SPINS
+from setpoint.launch.parent.process import OPENMP_SPINS
 
 hypothesis.settings.register_profile("setpoint", deadline=None)
 hypothesis.settings.load_profile("setpoint")

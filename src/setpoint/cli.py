@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
 from setpoint.core.excerpt import printable
-from setpoint.launch.ending import END_S, LIMIT, end_at_signals
+from setpoint.launch.deadline import END_S, LIMIT, end_at_signals
 
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
     from setpoint.config.environment import EnvSettings
-    from setpoint.launch.model_report import Examined
+    from setpoint.launch.parent.model_report import Examined
 
 _USAGE = """usage: setpoint COMMAND [options]
 
@@ -165,10 +165,10 @@ def _serve(line: CommandLine, env: EnvSettings) -> int:
     options = with_torchrun(line.options, line.given, os.environ)
     check_meeting(options)
     if options.parallel.node_rank > 0:
-        from setpoint.launch.node import run_node
+        from setpoint.launch.parent.node import run_node
 
         return run_node(options, env, given=line.given)
-    from setpoint.launch.server import serve
+    from setpoint.launch.parent.server import serve
 
     return serve(options, env, given=line.given, models=line.models)
 

@@ -16,7 +16,7 @@ from setpoint.core.moments import Moment
 from setpoint.frontend.telemetry import limit_news, watching
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 from setpoint.ipc.line import EngineLine
-from setpoint.launch.doctor import ServerDoctor
+from setpoint.launch.parent.doctor import ServerDoctor
 from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

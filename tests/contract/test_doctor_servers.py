@@ -18,7 +18,7 @@ from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers import pages
 from setpoint.doctor.readers.sources import observe_sources
 from setpoint.doctor.readers.watched import Watched
-from setpoint.launch.doctor import ServerDoctor
+from setpoint.launch.parent.doctor import ServerDoctor
 from setpoint_testing.fake_engine import FakeEngine
 
 Page = tuple[int, str] | Callable[[int], str]

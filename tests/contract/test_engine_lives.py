@@ -25,7 +25,7 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.launch.process import ChildProcess, kill_with_children
+from setpoint.launch.parent.process import ChildProcess, kill_with_children
 from setpoint_testing.byte_tokenizer import make_byte_tokenizer
 from setpoint_testing.fake_engine import FixedOptions
 from setpoint_testing.harness import ids_of

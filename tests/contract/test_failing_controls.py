@@ -14,7 +14,7 @@ from setpoint.checkpoint.source import ModelSource
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.options import Options
 from setpoint.frontend.checkpoint_names import Checkpoint
-from setpoint.launch.checkpoints import LaunchedCheckpoints
+from setpoint.launch.parent.checkpoints import LaunchedCheckpoints
 from setpoint_testing.fake_engine import FakeEngine
 from setpoint_testing.tiny_models import write_tiny_llama
 

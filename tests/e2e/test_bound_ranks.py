@@ -28,7 +28,9 @@ def bound(server: ServerProcess) -> list[set[str]]:
     """``allowed_of_threads`` of every rank of an engine, beginning with the first."""
     assert server.engine is not None
     others = [
-        child for child in server.engine.children() if "setpoint.launch.rank" in child.cmdline()
+        child
+        for child in server.engine.children()
+        if "setpoint.launch.child.rank" in child.cmdline()
     ]
     others.sort(key=lambda child: int(child.cmdline()[-2]))
     return [allowed_of_threads(each.pid) for each in (server.engine, *others)]

@@ -17,11 +17,11 @@ from setpoint.core.progress import report
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.service import Service
-from setpoint.launch import configuration
-from setpoint.launch.engine import launch_engine
-from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.phases import Phases
-from setpoint.launch.served import Served, Several
+from setpoint.launch.parent import configuration
+from setpoint.launch.parent.engine import launch_engine
+from setpoint.launch.parent.engine_session import EngineSession
+from setpoint.launch.parent.phases import Phases
+from setpoint.launch.parent.served import Served, Several
 from setpoint.observe.waiting import Display
 from setpoint.offline.program_calls import Calls
 from setpoint_testing.server_process import wait_until

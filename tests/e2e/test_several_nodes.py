@@ -82,7 +82,7 @@ class Node:
 
     def ranks(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
-        return [each for each in children if "setpoint.launch.rank" in each.cmdline()]
+        return [each for each in children if "setpoint.launch.child.rank" in each.cmdline()]
 
     def wait_end(self) -> int:
         self._thread.join(PATIENCE_S)

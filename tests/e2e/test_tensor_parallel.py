@@ -68,7 +68,7 @@ def ranks_of(server: ServerProcess) -> list[psutil.Process]:
         child
         for engine in engines_of(server.process.pid)
         for child in engine.children()
-        if "setpoint.launch.rank" in child.cmdline()
+        if "setpoint.launch.child.rank" in child.cmdline()
     ]
 
 
@@ -208,7 +208,7 @@ def test_refused(folder: Path, options: tuple[str, ...], message: str) -> None:
 HOOK = """
 import os, sys
 
-if "setpoint.launch.rank" in sys.orig_argv:
+if "setpoint.launch.child.rank" in sys.orig_argv:
     os._exit(3)
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.messages import Moved
-from setpoint.launch.recognition import Recognition
+from setpoint.launch.child.recognition import Recognition
 from setpoint.scheduler.tiers import Tiers
 from setpoint.scheduler.transfers import Transfers
 from setpoint.tiers.mover import StoreMover

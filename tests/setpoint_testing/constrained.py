@@ -20,7 +20,7 @@ from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.grammar.schema import FORMATS
-from setpoint.launch.grammars import grammar_factory
+from setpoint.launch.child.grammars import grammar_factory
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.rewriting import rewritten
 

@@ -23,7 +23,7 @@ from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.secrets import key_of_api, new_bytes
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
-from setpoint.launch.bootstrapping import answering
+from setpoint.launch.parent.bootstrapping import answering
 
 Found = TypeVar("Found", Wanted, Given, Arrived)
 HOST = "127.0.0.1"

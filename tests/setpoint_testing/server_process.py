@@ -57,7 +57,10 @@ def engines_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
         with suppress(psutil.Error):
-            if "setpoint.launch" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+            if (
+                "setpoint.launch.child" in child.cmdline()
+                and child.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(child)
     return found
 

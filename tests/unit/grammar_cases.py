@@ -15,7 +15,7 @@ from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.grammar.schema import USUAL, JsonSpacing
-from setpoint.launch.grammars import grammar_factory
+from setpoint.launch.child.grammars import grammar_factory
 from setpoint_testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
 from setpoint_testing.constrained import Patient, allowed_tokens
 

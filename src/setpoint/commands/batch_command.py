@@ -31,10 +31,10 @@ from setpoint.config.command_options import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.engine import Launched, launch_engine
-from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.phases import Phases
-from setpoint.launch.signals import Asked, run_until_asked
+from setpoint.launch.parent.engine import Launched, launch_engine
+from setpoint.launch.parent.engine_session import EngineSession
+from setpoint.launch.parent.phases import Phases
+from setpoint.launch.parent.signals import Asked, run_until_asked
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import stderr_lines
 

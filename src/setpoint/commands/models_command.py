@@ -22,8 +22,8 @@ from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
 from setpoint.core.excerpt import printable
 from setpoint.core.progress import reported_to
-from setpoint.launch.model_report import Examined, Memory, ModelReport, examine
-from setpoint.launch.preflight import check_device
+from setpoint.launch.parent.model_report import Examined, Memory, ModelReport, examine
+from setpoint.launch.parent.preflight import check_device
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
 from setpoint.planning.memory import format_bytes

@@ -10,7 +10,7 @@ from importlib import import_module
 from setpoint.config.command_options import RouteOptions
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
-from setpoint.launch.preflight import check_extra
+from setpoint.launch.parent.preflight import check_extra
 
 ALWAYS = (
     # /ready answers 503 as soon as a server drains or has no engine, but by default smg asks only

@@ -1,7 +1,7 @@
 """Plans on which cores each rank of each engine runs, and near which NUMA node its memory lies.
 
 Pure: options and a description of the machine -> a place for every rank. Ranks are numbered across
-engines: those of the first engine come first. ``launch.binding`` applies the plan.
+engines: those of the first engine come first. ``launch.child.binding`` applies the plan.
 """
 
 from __future__ import annotations

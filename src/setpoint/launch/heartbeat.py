@@ -1,5 +1,5 @@
-"""The engine's side of the watchdog (``launch.watchdog``): signs of life from its loop, and the
-stacks of its threads when it is asked for them."""
+"""The engine's side of the watchdog (``launch.parent.watchdog``): signs of life from its loop, and
+the stacks of its threads when it is asked for them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Starts the ranks of a node (--tp-size, --nnodes): on node 0 children of the engine's process, the
-first rank; on the others of the node's own process (``launch.node``).
+first rank; on the others of the node's own process (``launch.parent.node``).
 
 They share one piece of memory without a name, so nothing of it is left whatever ends them. An
 engine and its ranks end together: a rank ends when rank 0 does, and rank 0 ends when a rank does,
@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from setpoint.launch.ending import RANK_LOST
+from setpoint.launch.deadline import RANK_LOST
 from setpoint.launch.one_gpu import with_one_gpu
 
 DIE_S = 5.0
@@ -104,7 +104,7 @@ def _start(rank: int, memory: int, *, gpu: int) -> RankProcess:
     with theirs:
         popen = subprocess.Popen(
             [
-                *(sys.executable, "-m", "setpoint.launch.rank"),
+                *(sys.executable, "-m", "setpoint.launch.child.rank"),
                 *map(str, (theirs.fileno(), memory, rank)),
             ],
             env=with_one_gpu(os.environ, gpu),

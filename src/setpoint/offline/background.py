@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.engine import Launched, launch_engine
-from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.phases import Phases
+from setpoint.launch.parent.engine import Launched, launch_engine
+from setpoint.launch.parent.engine_session import EngineSession
+from setpoint.launch.parent.phases import Phases
 from setpoint.observe.waiting import on_stderr
 
 if TYPE_CHECKING:

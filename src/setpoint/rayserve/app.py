@@ -28,7 +28,7 @@ from setpoint.config.commands import SERVE
 from setpoint.config.environment import read_environment
 from setpoint.config.keywords import naming_keywords
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.hosted import hosted
+from setpoint.launch.parent.embedded import hosted
 from setpoint.observe.logline import setup_logging
 from setpoint.rayserve.exchange import HttpRequest, Start, answer
 from setpoint.rayserve.prompts import Prompt, PromptReader

@@ -44,10 +44,10 @@ from setpoint.core.transfers import Mover
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.sockets import MessageSocket
+from setpoint.launch.child.recognition import RecognizedTiers, WatchedOperator
 from setpoint.launch.heartbeat import Heartbeat
 from setpoint.launch.job import EngineJob, decode_job, encode_job
-from setpoint.launch.process import until_reported
-from setpoint.launch.recognition import RecognizedTiers, WatchedOperator
+from setpoint.launch.parent.process import until_reported
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import CacheConfig
@@ -277,7 +277,7 @@ class Start:
 
 @dataclass(eq=False)
 class SimulatedEngine:
-    """Implements launch.process.EngineProcess and Watched, and the Operator of its loop."""
+    """Implements launch.parent.process.EngineProcess and Watched, and the Operator of its loop."""
 
     world: World
     rank: int

@@ -38,7 +38,7 @@ from setpoint.core.records import (
 from setpoint.core.request import Ids
 from setpoint.core.result import StepResult
 from setpoint.core.transfers import Direction, Transfer
-from setpoint.launch.recognition import Recognition, Work
+from setpoint.launch.child.recognition import Recognition, Work
 from setpoint.tiers.block_keys import identity_of
 from setpoint.tiers.mover import Job, StoreMover, Tier
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
@@ -338,7 +338,7 @@ class _Open:
 
 class SimulatedTiers:
     """The tiers of one simulated engine. Implements ``core.transfers.Mover`` around the real one,
-    and ``launch.recognition.RecognizedTiers``."""
+    and ``launch.child.recognition.RecognizedTiers``."""
 
     def __init__(
         self, engine: SimulatedEngine, executor: TieredExecutor, storage: SharedStorage, block: int

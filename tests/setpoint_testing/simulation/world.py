@@ -23,10 +23,10 @@ from setpoint.config.options import Options
 from setpoint.core.messages import Submit
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.launch.engine import Launched
-from setpoint.launch.engine_session import EngineSession
-from setpoint.launch.phases import Phases
-from setpoint.launch.served import Served
+from setpoint.launch.parent.engine import Launched
+from setpoint.launch.parent.engine_session import EngineSession
+from setpoint.launch.parent.phases import Phases
+from setpoint.launch.parent.served import Served
 from setpoint.launch.settings import tier_config
 from setpoint.observe.waiting import Waiting
 from setpoint.scheduler import invariants

@@ -20,7 +20,7 @@ from setpoint.core.jsonfile import parse_json
 from setpoint.core.model import MXFP4_SUFFIXES
 from setpoint.engine.models.model_config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.launch.configuration import settle
+from setpoint.launch.parent.configuration import settle
 from setpoint_testing.byte_tokenizer import write_byte_tokenizer
 from setpoint_testing.tiny_models import write_tiny_llama
 

@@ -12,7 +12,7 @@ from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.configuration import settle
+from setpoint.launch.parent.configuration import settle
 from setpoint_testing.byte_tokenizer import (
     EOS_ID,
     VOCAB_SIZE,

@@ -19,7 +19,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.configuration import settle
+from setpoint.launch.parent.configuration import settle
 from setpoint_testing.tiny_models import write_tiny_llama
 
 

@@ -11,7 +11,7 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.live import Asked, Running, read_values
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
-from setpoint.launch.live import LiveConfig
+from setpoint.launch.parent.live import LiveConfig
 from setpoint.planning.memory import GIB
 from setpoint_testing.specs import tiny_spec
 

@@ -16,9 +16,9 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.declare import MASK
 from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.core.errors import ConfigError
-from setpoint.launch.announce import announce
-from setpoint.launch.assembly import server_info
-from setpoint.launch.configuration import settle
+from setpoint.launch.parent.announce import announce
+from setpoint.launch.parent.assembly import server_info
+from setpoint.launch.parent.configuration import settle
 from setpoint_testing.tiny_models import write_tiny_llama
 
 

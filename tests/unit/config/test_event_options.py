@@ -115,7 +115,7 @@ def test_without_a_prefix_cache_there_is_nothing_to_publish() -> None:
 def test_without_pyzmq_it_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['zmq'] = None\n"
-        "from setpoint.launch.publishing import publishing\n"
+        "from setpoint.launch.parent.publishing import publishing\n"
         "from setpoint.config.options import Options\n"
         """with publishing(Options.of(kv_events_config='{"publisher": "zmq"}')): pass\n"""
     )

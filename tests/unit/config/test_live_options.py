@@ -25,7 +25,7 @@ from setpoint.config.options import Options
 from setpoint.core.control import Change
 from setpoint.core.errors import ConfigError
 from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
-from setpoint.launch.live import LiveConfig
+from setpoint.launch.parent.live import LiveConfig
 from setpoint.launch.settings import live_settings
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines

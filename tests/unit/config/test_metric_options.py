@@ -16,7 +16,7 @@ from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.launch.preflight import preflight
+from setpoint.launch.parent.preflight import preflight
 
 SERVE = COMMANDS["serve"]
 
@@ -109,7 +109,7 @@ def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
 
     preflight(Options.of(enable_trace=True))
     for missing in (find, lambda name: None):
-        monkeypatch.setattr("setpoint.launch.preflight.find_spec", missing)
+        monkeypatch.setattr("setpoint.launch.parent.preflight.find_spec", missing)
         with pytest.raises(ConfigError, match=r"pip install -e '\.\[trace\]'"):
             preflight(Options.of(enable_trace=True))
 
@@ -130,8 +130,8 @@ def test_the_folder_of_figures_is_made_at_the_start(tmp_path: Path) -> None:
 def test_a_server_without_metrics_and_traces_does_not_import_their_libraries() -> None:
     """They take a tenth of a second each, which every start would pay."""
     code = (
-        "import sys; import setpoint.launch.server, setpoint.launch.assembly,"
-        " setpoint.launch.preflight, setpoint.frontend.apis.dialects, setpoint.frontend.http.app;"
+        "import sys; import setpoint.launch.parent.server, setpoint.launch.parent.assembly,"
+        " setpoint.launch.parent.preflight, setpoint.frontend.apis.dialects, setpoint.frontend.http.app;"
         " print({'prometheus_client', 'opentelemetry.sdk'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -56,7 +56,7 @@ def test_metrics_exist() -> None:
 
 
 def test_log_fields_exist() -> None:
-    sources = ("observe/logline.py", "launch/loading.py", "frontend/telemetry/limit_news.py")
+    sources = ("observe/logline.py", "launch/child/loading.py", "frontend/telemetry/limit_news.py")
     log = "".join((SOURCE / name).read_text() for name in sources)
     log = re.sub(r'"\s*\n\s*f?"', "", log)  # literals that continue on the next line
     fields = named("log") | {

@@ -28,7 +28,7 @@ from setpoint.grammar.lookahead import Lookahead
 from setpoint.grammar.patience import BURST_S, Patience
 from setpoint.grammar.processes import GrammarProcess, Nursery
 from setpoint.grammar.remote import RemoteAutomaton
-from setpoint.launch.grammar_threads import GrammarThreads
+from setpoint.launch.child.grammar_threads import GrammarThreads
 from setpoint_testing.harness import Harness, Wire
 
 WORKER = (sys.executable, str(Path(__file__).parents[1] / "slow_grammar_worker.py"))

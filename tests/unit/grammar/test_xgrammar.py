@@ -13,8 +13,8 @@ from grammar_cases import allowed, grammar, refusal, request, verdict
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.grammar import masks
-from setpoint.launch import preflight
-from setpoint.launch.grammars import grammar_factory
+from setpoint.launch.child.grammars import grammar_factory
+from setpoint.launch.parent import preflight
 from setpoint_testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from setpoint_testing.constrained import Patient
 

@@ -12,7 +12,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.agreement import facts_of, sources_digest, weights_digest
+from setpoint.launch.child.agreement import facts_of, sources_digest, weights_digest
 from setpoint.launch.job import EngineJob
 from setpoint_testing.tiny_models import write_tiny_llama
 

@@ -14,7 +14,7 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.placement import Place
 from setpoint.config.resolve import resolve
-from setpoint.launch import binding
+from setpoint.launch.child import binding
 from setpoint.launch.job import EngineJob
 from setpoint.planning.memory import GIB
 from setpoint_testing.specs import tiny_spec
@@ -25,7 +25,7 @@ BOUND = """
 import json, logging, os, sys
 from pathlib import Path
 from setpoint.config.placement import Place
-from setpoint.launch.binding import bind
+from setpoint.launch.child.binding import bind
 import torch
 
 logging.basicConfig(level=logging.DEBUG)

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from setpoint.launch import process as module
+from setpoint.launch.parent import process as module
 from setpoint_testing.server_process import wait_until
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
-from setpoint.launch.ending import END_S
+from setpoint.launch.deadline import END_S
 from setpoint.observe.catalogue import SERIES
 from setpoint.observe.series import COMMON_LABELS, Kind
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from setpoint.launch import engine_process
-from setpoint.launch.engine_process import IDLE_LOOKS, once_idle
+from setpoint.launch.child import engine_process
+from setpoint.launch.child.engine_process import IDLE_LOOKS, once_idle
 
 
 @pytest.mark.parametrize("runs", [[], [0], [IDLE_LOOKS - 1], [IDLE_LOOKS - 1, 0, 2, 1]])
@@ -43,7 +43,7 @@ def test_the_work_waits_until_the_engine_was_idle_for_a_while(
 MIDST_OF_NATIVE_CODE = """\
 import runpy, sys, threading
 from llguidance import LLTokenizer
-from setpoint.launch import engine_process
+from setpoint.launch.child import engine_process
 
 text = sys.stdin.read()
 begun = threading.Barrier(3)
@@ -60,8 +60,8 @@ def main(ranks, inherited):
     return 0
 
 engine_process.main = main
-sys.argv = ["setpoint.launch", "0", "1"]
-runpy.run_module("setpoint.launch", run_name="__main__")
+sys.argv = ["setpoint.launch.child", "0", "1"]
+runpy.run_module("setpoint.launch.child", run_name="__main__")
 """
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from setpoint.launch.process import ChildProcess
+from setpoint.launch.parent.process import ChildProcess
 from setpoint_testing.simulation.world import Setting, World, options_of
 
 

@@ -18,7 +18,7 @@ from setpoint.core.messages import Prepared, Shutdown, Submit, decode_to_fronten
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.sockets import EngineSocket, MessageSocket
-from setpoint.launch.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
+from setpoint.launch.child.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
 from setpoint.scheduler import loop as loop_module
 from setpoint_testing.harness import Harness
 

@@ -12,9 +12,9 @@ from setpoint.config import hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.progress import report, reported_to
-from setpoint.launch.invitation import address, invitation
-from setpoint.launch.preflight import preflight
-from setpoint.launch.server import _invitation
+from setpoint.launch.parent.invitation import address, invitation
+from setpoint.launch.parent.preflight import preflight
+from setpoint.launch.parent.server import _invitation
 from setpoint.observe.waiting import Display, Waiting, on_stderr
 
 README = Path(__file__).parents[3] / "README.md"
@@ -194,13 +194,13 @@ def test_a_chat_template_that_exceeds_a_limit_is_named(
 def test_what_ray_cannot_have_is_refused_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("setpoint.launch.parent.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--use-ray needs .*pip install -e '\.\[ray\]'"):
         preflight(Options.of(use_ray=True))
-    monkeypatch.setattr("setpoint.launch.preflight.find_spec", lambda name: object())
+    monkeypatch.setattr("setpoint.launch.parent.preflight.find_spec", lambda name: object())
     preflight(Options.of(use_ray=True, device="cpu"))
     with pytest.raises(ConfigError, match="--engine-standby cannot be combined with --use-ray"):
         preflight(Options.of(use_ray=True, device="cpu", engine_standby=True))
-    monkeypatch.setattr("setpoint.launch.preflight.why_no_cuda", lambda: "")
+    monkeypatch.setattr("setpoint.launch.parent.preflight.why_no_cuda", lambda: "")
     with pytest.raises(ConfigError, match="add --device cpu"):
         preflight(Options.of(use_ray=True, device="cuda"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.launch.loading import cache_sizes
+from setpoint.launch.child.loading import cache_sizes
 
 
 def test_latent_attention_has_no_k_and_v() -> None:

@@ -15,7 +15,7 @@ from setpoint.checkpoint.folder.safetensors_file import TensorInfo
 from setpoint.config.environment import read_environment
 from setpoint.config.options import Options
 from setpoint.core.model import Mixture, ModelSpec
-from setpoint.launch.model_report import examine, stored_of
+from setpoint.launch.parent.model_report import examine, stored_of
 from setpoint.planning.memory import MemoryModel, sampling_bytes
 from setpoint.planning.pace import Stored
 from setpoint_testing.specs import memory_of

@@ -30,7 +30,14 @@ def test_rank_0_is_killed_before_it_reads_an_answer(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         rank = subprocess.Popen(
-            [sys.executable, "-m", "setpoint.launch.rank", f"{theirs.fileno()}", f"{memory}", "1"],
+            [
+                sys.executable,
+                "-m",
+                "setpoint.launch.child.rank",
+                f"{theirs.fileno()}",
+                f"{memory}",
+                "1",
+            ],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno(), memory],

@@ -10,9 +10,9 @@ import pytest
 
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.operations import LoadWeights, MemoryPart, Operation, RestoreMemory
-from setpoint.launch import cache_tiers
-from setpoint.launch.cache_tiers import CacheTiers, noted_weights
-from setpoint.launch.recognition import Recognition, WatchedOperator, Work
+from setpoint.launch.child import cache_tiers
+from setpoint.launch.child.cache_tiers import CacheTiers, noted_weights
+from setpoint.launch.child.recognition import Recognition, WatchedOperator, Work
 from setpoint_testing.operators import ScriptedOperator
 from setpoint_testing.tiny_models import write_tiny_llama
 

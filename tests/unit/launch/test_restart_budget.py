@@ -8,8 +8,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from setpoint.launch.low_priority import NICE, at_low_priority
-from setpoint.launch.restart_budget import HOUR_S, RestartBudget
+from setpoint.launch.child.low_priority import NICE, at_low_priority
+from setpoint.launch.parent.restart_budget import HOUR_S, RestartBudget
 
 
 def test_restarts_come_back_after_an_hour() -> None:

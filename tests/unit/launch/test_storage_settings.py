@@ -22,8 +22,8 @@ from setpoint.config.groups.tiers import (
 )
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.operations import AttachStorage
-from setpoint.launch.cache_tiers import CacheTiers
-from setpoint.launch.storages import Opener
+from setpoint.launch.child.cache_tiers import CacheTiers
+from setpoint.launch.child.storages import Opener
 from setpoint.tiers.store import StoreError
 
 

@@ -19,7 +19,7 @@ import torch
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import StorageConfig
 from setpoint.core.errors import ConfigError
-from setpoint.launch.storages import NotSetUpError, Opener
+from setpoint.launch.child.storages import NotSetUpError, Opener
 from setpoint.tiers.block_format import HEADER_BYTES, framed
 from setpoint.tiers.clients.folder_client import FolderClient, PosixIO
 from setpoint.tiers.clients.sglang_client import SGLangClient

@@ -19,10 +19,10 @@ from setpoint.config.environment import EnvSettings
 from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
-from setpoint.launch.announce import announce
-from setpoint.launch.configuration import settle
-from setpoint.launch.preflight import preflight
-from setpoint.launch.process import engine_environment
+from setpoint.launch.parent.announce import announce
+from setpoint.launch.parent.configuration import settle
+from setpoint.launch.parent.preflight import preflight
+from setpoint.launch.parent.process import engine_environment
 from setpoint.observe.logline import log_fallback, setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
 
@@ -68,9 +68,9 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.measured import MeasuredExecutor
     from setpoint.engine.kernels.cpu.limits import machine_limits
-    from setpoint.launch.binding import bind
-    from setpoint.launch.loading import compile_small_steps
-    from setpoint.launch.mapping import engine_config
+    from setpoint.launch.child.binding import bind
+    from setpoint.launch.child.loading import compile_small_steps
+    from setpoint.launch.child.mapping import engine_config
 
     if config.places:
         bind(config.places[0])

@@ -18,8 +18,8 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import StepDone
 from setpoint.core.work import Work
-from setpoint.launch.model_report import Examined, Pace
-from setpoint.launch.process import engine_environment
+from setpoint.launch.parent.model_report import Examined, Pace
+from setpoint.launch.parent.process import engine_environment
 from setpoint.observe.work import WorkModel
 from setpoint.planning.pace import Curve, Stored, products_s, rising
 
@@ -123,7 +123,7 @@ def measure_pace(examined: Examined) -> None:
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
     from setpoint.engine.executor.product_times import product_times
     from setpoint.engine.kernels.cpu.limits import machine_limits
-    from setpoint.launch.mapping import work_model
+    from setpoint.launch.child.mapping import work_model
 
     limits = machine_limits("cpu", threads=config.num_threads)
     if limits is None:

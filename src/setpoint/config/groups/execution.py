@@ -107,7 +107,7 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_spacing(options: ExecutionOptions) -> None:
     """Raise ConfigError for an expression that has no effect. Whether it can be compiled is known
-    to ``launch.preflight``."""
+    to ``launch.parent.preflight``."""
     name, pattern = (
         "--constrained-json-whitespace-pattern",
         options.constrained_json_whitespace_pattern,

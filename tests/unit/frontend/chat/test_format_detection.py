@@ -11,7 +11,7 @@ from setpoint.config.groups.chat_formats import REASONING_PARSERS, TOOL_CALL_PAR
 from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
-from setpoint.launch.configuration import settle
+from setpoint.launch.parent.configuration import settle
 from setpoint_testing.chat_templates import TEMPLATES
 from setpoint_testing.tiny_models import write_tiny_llama
 

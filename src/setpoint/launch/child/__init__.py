@@ -1,0 +1,1 @@
+"""The process of an engine, and those of its other ranks."""

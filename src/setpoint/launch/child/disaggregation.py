@@ -1,0 +1,187 @@
+"""Connects an engine of a prefill or decode server with the engines of the other kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from setpoint.config.groups.server import api_keys
+from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
+from setpoint.core.messages import Posted
+from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
+from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, RankSide
+from setpoint.engine.executor.tensor_parallel import OtherRanks
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.pool_store import PoolStore
+from setpoint.handover.announcements import LOOPBACKS, WILDCARDS, key_of
+from setpoint.handover.bootstrap_client import register
+from setpoint.handover.frames import HandoverError
+from setpoint.handover.giver import RoomGiver, listening
+from setpoint.handover.giving import Terms
+from setpoint.handover.identity import Identity
+from setpoint.handover.mover_thread import MoverThread
+from setpoint.handover.secrets import key_of_api
+from setpoint.handover.taker import RoomTaker
+from setpoint.handover.taking import Wants
+from setpoint.launch.child.agreement import facts_of
+from setpoint.launch.job import EngineJob, with_weights
+
+logger = logging.getLogger(__name__)
+
+IRRELEVANT = ("whether steps are captured", "--ep-num-redundant-experts", "--nnodes")
+"""Facts of an engine on which the bits of its cache do not depend."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sides:
+    """The side of handovers that a rank of an engine is on, if it is on one."""
+
+    giver: RoomGiver | None = None
+    taker: RoomTaker | None = None
+    tp_rank: int = 0
+
+    def renew(self, job: EngineJob) -> None:
+        """Tell every new connection what the engine's keys and values depend on now; those that
+        exist end."""
+        if self.giver is not None:
+            self.giver.renew(identity_of(job, self.tp_rank))
+        if self.taker is not None:
+            self.taker.renew(identity_of(job, self.tp_rank))
+
+
+def open_sides(
+    job: EngineJob,
+    runner: ModelRunner,
+    others: OtherRanks | None,
+    post: Callable[[Posted], None],
+    at_end: ExitStack,
+) -> tuple[Sides, Giver | None, Taker | None]:
+    """The sides of rank 0, and what the scheduler calls: it moves the shares of all ranks. post:
+    puts a message in the loop's inbox, from any thread."""
+    role = job.config.options.disaggregation.role
+    if others is None or role == "null":
+        sides = sides_of(job, runner, post, at_end)
+        return sides, sides.giver, sides.taker
+    if role == "prefill":
+        giver = RankedGiver(others, post)
+        sides = sides_of(job, runner, giver.note, at_end)
+        assert sides.giver is not None
+        giver.lead(sides.giver)
+        return sides, giver, None
+    taker = RankedTaker(others, post)
+    sides = sides_of(job, runner, taker.note_own, at_end)
+    assert sides.taker is not None
+    taker.lead(sides.taker)
+    return sides, None, taker
+
+
+def sides_of(
+    job: EngineJob,
+    runner: ModelRunner,
+    post: Callable[[Any], object],
+    at_end: ExitStack,
+    tp_rank: int = 0,
+) -> Sides:
+    """The sides of one rank. post: takes what they have to say, in any thread."""
+    options = job.config.options
+    own, mode = options.disaggregation, options.disaggregation.role
+    if mode == "null":
+        return Sides()
+    store, identity = PoolStore(runner.pool), identity_of(job, tp_rank)
+    mover = MoverThread()
+    at_end.callback(mover.stop)
+    checksums = own.disaggregation_enable_kv_checksum
+    api_key = next(iter(api_keys(options.server)), None)
+    if mode == "decode":
+        wants = Wants(store, identity, checksums)
+        shared = None if api_key is None else key_of_api(api_key)
+        taker = RoomTaker(
+            mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
+        )
+        return Sides(taker=taker, tp_rank=tp_rank)
+    host = options.server.host
+    listener = listening(host)
+    at_end.callback(listener.close)
+    key = bytes.fromhex(job.handover_key)
+    shared = key if api_key is None else key_of_api(api_key)
+    terms = Terms(store, identity, shared, checksums)
+    giver = RoomGiver(mover, listener, terms, post)
+    number = listener.getsockname()[1]
+    own_server = LOOPBACKS[0] if host in WILDCARDS else host
+    port, rank = own.disaggregation_bootstrap_port, job.rank or 0
+
+    async def announce() -> None:
+        try:
+            await register(
+                own_server, port, key, rank=rank, tp_rank=tp_rank, address=host, number=number
+            )
+        except HandoverError as error:
+            logger.error("Decode servers cannot find this engine: %s.", error)
+
+    mover.call(lambda: mover.spawn(announce()))
+    logger.info("Decode servers fetch keys and values at port %d of %s.", number, host)
+    return Sides(giver=giver, tp_rank=tp_rank)
+
+
+def identity_of(job: EngineJob, tp_rank: int = 0) -> Identity:
+    facts = {name: value for name, value in facts_of(job).items() if name not in IRRELEVANT}
+    options = job.config.options
+    if options.model.load_format == "dummy":
+        facts["--random-seed"] = str(job.config.random_seed)
+    facts["rank of the engine"] = str(tp_rank)
+    return Identity({name: value[:4096] for name, value in facts.items()})
+
+
+class RenewingOperator:
+    """An operator that tells the other servers when the engine gets other weights."""
+
+    def __init__(self, operator: Operator, job: EngineJob, sides: Sides) -> None:
+        self._operator = operator
+        self._job = job
+        self._sides = sides
+
+    @property
+    def released(self) -> frozenset[MemoryPart]:
+        return self._operator.released
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        """Raises SetpointError."""
+        path = self._operator.operate(call_id, operation)
+        if isinstance(operation, LoadWeights):
+            self._job = with_weights(self._job, operation)
+            self._sides.renew(self._job)
+        return path
+
+
+class LateSides:
+    """The sides of a rank but the first, which are made when the rank has its pool. Implements
+    ``Operator`` around the rank's own."""
+
+    def __init__(
+        self,
+        job: EngineJob,
+        runner: ModelRunner,
+        operator: Operator,
+        at_end: ExitStack,
+        tp_rank: int,
+    ) -> None:
+        self._job, self._runner, self._operator = job, runner, operator
+        self._at_end, self._tp_rank = at_end, tp_rank
+        self._sides = Sides()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._operator, name)  # what only an EngineOperator can do
+
+    def operate(self, call_id: int, operation: Operation) -> str:
+        path = self._operator.operate(call_id, operation)
+        if isinstance(operation, LoadWeights):
+            self._job = with_weights(self._job, operation)
+            self._sides.renew(self._job)
+        return path
+
+    def make(self, post: Callable[[Wanted | Given | Arrived], object]) -> RankSide:
+        self._sides = sides_of(self._job, self._runner, post, self._at_end, self._tp_rank)
+        return RankSide(self._sides.giver, self._sides.taker)

@@ -1,0 +1,226 @@
+"""Loads an engine's model and sizes its memory, and logs both in SGLang's start-up lines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Set
+
+import torch
+
+from setpoint.config.hardware import available_bytes
+from setpoint.config.options import Options
+from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
+from setpoint.core.cachegroups import layout_summary
+from setpoint.core.limits import CAPTURED_TOKENS
+from setpoint.core.model import ModelSpec
+from setpoint.core.progress import report
+from setpoint.core.records import Fallback, Observer
+from setpoint.engine.executor.build_runner import build_runner
+from setpoint.engine.executor.compiling import compile_steps
+from setpoint.engine.executor.tensor_parallel import OtherRanks
+from setpoint.engine.kernels.device import check_device, claims_later
+from setpoint.engine.parallel.data_ranks import DataRanks
+from setpoint.engine.parallel.group import ALONE
+from setpoint.engine.parallel.split import cached_spec
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.launch.child.mapping import engine_config
+from setpoint.launch.decision_log import log_decisions
+from setpoint.launch.job import EngineJob
+from setpoint.observe.logline import gib, ready_line
+from setpoint.planning.memory import MemoryPlan
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine(
+    job: EngineJob,
+    observer: Observer,
+    others: OtherRanks | None = None,
+    data: DataRanks | None = None,
+) -> tuple[ModelRunner, PoolConfig, int]:
+    """Load the weights, then size the pool from the memory that is left. The last result is the
+    number of bytes that are free afterwards. The observer gets a record of everything that runs
+    more slowly than it could. others, data: the ranks, and the engines, that load their parts
+    meanwhile."""
+    config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
+    options, device = config.options, config.options.execution.device
+    check_device(torch.device(device))
+    before = device_bytes(device)
+    if memory_bytes is not None and device == "cpu":
+        before = memory_bytes if is_standby else min(before, memory_bytes)
+    logger.debug("Load weight begin. avail mem=%s GB", gib(before))
+    report("loading the weights")
+    group = ALONE if others is None else others.group
+    runner = build_runner(engine_config(config, spec, job.folder, job.weights_folder), group, data)
+    loaded = runner.report
+    weight_bytes, num_sharing = loaded.weight_bytes, 1
+    if others is not None:
+        weight_bytes, before = others.room(weight_bytes, before)
+        num_sharing = others.num_sharing
+        _compare_levels({loaded.level, *others.levels})
+    after = device_bytes(device)
+    log_weights(runner, spec, after)
+    own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
+    after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
+    cached, footprint = cached_spec(spec, group.size), own.of_ranks(num_sharing, weight_bytes)
+    plan = memory_model(
+        config, cached, attention=loaded.attention, model_impl=loaded.model_impl
+    ).plan(before, available_after_load=after, footprint=footprint)
+    pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
+    log_decisions(pool.decisions)
+    report("making room for the KV cache")
+    _allocate(
+        runner,
+        others,
+        num_pages=plan.num_pages,
+        max_slots=pool.max_running_requests,
+        context_len=config.context_len,
+    )
+    # A CPU's pages count as taken only when they are first written; the pool will be.
+    left = max(min(device_bytes(device), after - plan.kv_bytes), 0)
+    _log_memory(runner, plan, options, left)
+    _tell_fallbacks(runner, options, observer)
+    logger.info(
+        ready_line(
+            max_total_num_tokens=plan.pool_tokens,
+            chunked_prefill_size=config.chunked_prefill_size,
+            max_prefill_tokens=options.scheduling.max_prefill_tokens,
+            max_running_requests=pool.max_running_requests,
+            context_len=config.context_len,
+            device=device,
+            available_bytes=left,
+        )
+    )
+    return runner, pool, left
+
+
+def _tell_fallbacks(runner: ModelRunner, options: Options, observer: Observer) -> None:
+    for fallback in runner.report.fallbacks:
+        observer.on(fallback)
+    if runner.why_eager:
+        how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
+        observer.on(Fallback(f"steps run {how}", runner.why_eager))
+    if options.execution.enable_torch_compile:
+        not_compiled = compile_small_steps(runner, options)
+        if not_compiled is not None:
+            observer.on(not_compiled)
+
+
+def _allocate(runner: ModelRunner, others: OtherRanks | None, **sizes: int) -> None:
+    """``ModelRunner.allocate`` on all ranks."""
+    if others is not None:
+        others.allocate(**sizes)
+    runner.allocate(**sizes)
+    if others is not None:
+        others.check()
+
+
+def _compare_levels(levels: Set[str]) -> None:
+    if len(levels) > 1:
+        logger.warning(
+            "The ranks' kernels are for different instruction sets (%s), so answers may differ in"
+            " their last bits from those of one machine. SETPOINT_CPU_ISA sets it.",
+            ", ".join(sorted(level or "torch's own" for level in levels)),
+        )
+
+
+def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
+    """Log SGLang's line about this rank's weights."""
+    loaded = runner.report
+    logger.info(
+        "Load weight end. elapsed=%.2f s, type=%s, avail mem=%s GB, mem usage=%s GB.",
+        loaded.load_seconds,
+        spec.architecture,
+        gib(available),
+        gib(loaded.weight_bytes),
+    )
+    logger.debug(
+        "Model: %s, kernels: %s, linear layers: %s, attention: %s, instruction set: %s",
+        loaded.model_impl,
+        loaded.ops,
+        loaded.linear,
+        loaded.attention,
+        loaded.level or "torch's own",
+    )
+    logger.log(
+        logging.INFO if spec.blocks or spec.quantised else logging.DEBUG,
+        "Weights: %s",
+        loaded.weights,
+    )
+    if loaded.experts:
+        logger.info("Experts: %s", loaded.experts)
+    if loaded.choices:
+        logger.debug("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
+
+
+TAKEN = "; these are limits: memory is taken when tokens first fill it"
+"""About a pool on a CPU, of which no page is touched at the start (decision 0004)."""
+
+
+def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:
+    captured = sum(way.num_bytes for way in runner.ways)
+    if captured:
+        logger.debug(
+            "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
+        )
+    layout = runner.pool.layout
+    logger.info(
+        "KV Cache is allocated. dtype: %s, #tokens: %d, %s%s",
+        options.model.kv_cache_dtype,
+        plan.pool_tokens,
+        cache_sizes(runner.pool.num_bytes, is_latent=runner.spec.latent is not None),
+        TAKEN if claims_later(runner.pool.device) else "",
+    )
+    if len(layout.groups) > 1 or layout.groups[0].window is not None:
+        logger.info(
+            "KV cache groups: %s; %d pages of %d tokens of one group. #tokens counts sequences of"
+            " the whole context; shorter ones take more of the pool per token.",
+            layout_summary(layout),
+            plan.num_pages,
+            options.memory.page_size,
+        )
+    logger.debug("Memory pool end. avail mem=%s GB", gib(available))
+
+
+def cache_sizes(num_bytes: int, *, is_latent: bool) -> str:
+    """The size of the KV cache in SGLang's words; latent attention has no K and V of their own."""
+    if is_latent:
+        return f"KV size: {gib(num_bytes)} GB"
+    return f"K size: {gib(num_bytes / 2)} GB, V size: {gib(num_bytes / 2)} GB"
+
+
+def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:
+    """Apply ``--enable-torch-compile`` and log what was compiled, what was reused and what it
+    gains. Returns what runs without it, and why."""
+    wanted = options.execution.torch_compile_max_bs
+    logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
+    report(f"compiling steps of up to {wanted} tokens with torch.compile")
+    compiled = compile_steps(runner, wanted)
+    if compiled.num_graphs:
+        logger.info(
+            "torch.compile: %d graphs in %.1f s, %d of them from the cache %s",
+            compiled.num_graphs,
+            compiled.seconds,
+            compiled.num_reused,
+            compiled.folder,
+        )
+        logger.info(
+            "torch.compile: steps by number of tokens, without sampling: %s",
+            "; ".join(map(str, compiled.durations)),
+        )
+    if not compiled.why_not_more:
+        return None
+    which = (
+        f"steps of more than {compiled.max_tokens} tokens run"
+        if compiled.max_tokens
+        else "every step runs"
+    )
+    return Fallback(f"{which} without torch.compile", compiled.why_not_more)
+
+
+def device_bytes(device: str) -> int:
+    """Memory of the device that this process could take now."""
+    if device == "cpu":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info()
+    return int(free)

@@ -1,0 +1,149 @@
+"""Connects the ranks of one model: through shared memory if all are on the CPUs of this machine,
+else through torch.distributed, with node 0's store as the place where they find each other."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from setpoint.config.groups.parallel import ParallelOptions
+from setpoint.config.nodes import meeting_place, ranks_of_nodes
+from setpoint.config.options import Options
+from setpoint.core.progress import report
+from setpoint.engine.executor.tensor_parallel import OtherRanks
+from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
+from setpoint.engine.parallel.distributed_group import (
+    DistributedGroup,
+    gloo_processes,
+    nccl_processes,
+)
+from setpoint.engine.parallel.group import Group
+from setpoint.launch.child.agreement import facts_of
+from setpoint.launch.child.rendezvous import Meeting, NotMet, join, own_host, peer
+from setpoint.launch.job import EngineJob
+from setpoint.launch.ranks import RankProcesses
+
+LOOPBACK = "127.0.0.1"
+
+
+class Store(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Rank 0 tells another rank where its store is."""
+
+    port: int
+    host: str
+    """The host of node 0. Ranks of other nodes use the one at the other end of their link."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Store).decode
+
+
+def shares_memory(options: Options) -> bool:
+    """Whether the ranks exchange through shared memory."""
+    return options.parallel.nnodes == 1 and options.execution.device == "cpu"
+
+
+def other_ranks(
+    job: EngineJob, ranks: RankProcesses | None, at_end: ExitStack
+) -> OtherRanks | None:
+    """Rank 0's side: the others, once all have joined; None if there are none. ranks: those on this
+    node. Raises NotMet."""
+    options, parallel = job.config.options, job.config.options.parallel
+    if parallel.ranks_per_engine == 1:
+        return None
+    links = [] if ranks is None else ranks.links
+    if shares_memory(options):
+        assert ranks is not None
+        group: Group = SharedMemoryGroup(ranks.memory, 0, parallel.tp_size)
+        return OtherRanks(group, links, num_sharing=parallel.tp_size)
+    host, meeting = LOOPBACK, None
+    if parallel.nnodes > 1:
+        meeting = _meeting(job, parallel)
+        at_end.callback(meeting.close)
+        report(f"waiting for {meeting.missing}")
+        remote = meeting.wait(parallel.dist_timeout)
+        host = own_host(remote[0])
+        links = [*links, *remote]
+        meeting.watch_links()
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_limit(parallel))
+    for link in links:
+        link.send_bytes(_encode(Store(store.port, host)))
+    group = _connect(options, store, 0, host)
+    on_cpu = options.execution.device == "cpu"
+    return OtherRanks(group, links, num_sharing=parallel.ranks_per_node if on_cpu else 1)
+
+
+def _meeting(job: EngineJob, parallel: ParallelOptions) -> Meeting:
+    nodes = ranks_of_nodes(parallel.tp_size, parallel.nnodes)
+    return Meeting(
+        meeting_place(parallel),
+        {rank: node for node, of_node in enumerate(nodes) if node for rank in of_node},
+        facts=facts_of(job),
+        seed=job.config.random_seed,
+        secret=parallel.dist_secret,
+    )
+
+
+def join_node_0(job: EngineJob, rank: int) -> tuple[Connection, int]:
+    """The link of a rank on another node to rank 0, and the seed of the weights. Raises NotMet."""
+    parallel = job.config.options.parallel
+    return join(
+        meeting_place(parallel),
+        rank=rank,
+        node=parallel.node_rank,
+        facts=facts_of(job),
+        secret=parallel.dist_secret,
+        timeout_s=parallel.dist_timeout,
+    )
+
+
+def own_group(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> Group:
+    """Another rank's side. link: to rank 0. memory: what the ranks of this node share. Raises
+    NotMet."""
+    options, parallel = job.config.options, job.config.options.parallel
+    if shares_memory(options):
+        return SharedMemoryGroup(memory, rank, parallel.tp_size)
+    try:
+        found = _decode(link.recv_bytes())
+    except (EOFError, OSError):
+        raise NotMet("Node 0 has ended before all ranks had joined.") from None
+    is_here = parallel.node_rank == 0
+    host, own = (found.host, found.host) if is_here else (peer(link), own_host(link))
+    store = _or_not_met(
+        lambda: dist.TCPStore(host, found.port, is_master=False, timeout=_limit(parallel))
+    )
+    return _connect(options, store, rank, own)
+
+
+def _connect(options: Options, store: dist.Store, rank: int, host: str) -> Group:
+    """host: of this process, as the other ranks reach it."""
+    device, parallel = torch.device(options.execution.device), options.parallel
+    size, timeout_s = parallel.tp_size, float(parallel.dist_timeout)
+
+    def connect() -> dist.ProcessGroup:
+        if device.type == "cpu":
+            return gloo_processes(store, rank, size, host=host, timeout_s=timeout_s)
+        own = torch.device(device.type, torch.cuda.current_device())
+        return nccl_processes(store, rank, size, device=own, timeout_s=timeout_s)
+
+    return DistributedGroup(_or_not_met(connect), sums=device.type != "cpu")
+
+
+def _or_not_met(connect: Callable[[], object]) -> object:
+    try:
+        return connect()
+    except RuntimeError as error:  # torch's own exceptions are of this type
+        raise NotMet(
+            f"The ranks cannot reach each other: {str(error).partition(chr(10))[0]}"
+        ) from None
+
+
+def _limit(parallel: ParallelOptions) -> timedelta:
+    return timedelta(seconds=parallel.dist_timeout)

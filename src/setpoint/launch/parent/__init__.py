@@ -1,0 +1,2 @@
+"""The process that users start: it owns the port and the HTTP side, and starts, watches and ends
+engines."""

@@ -1,0 +1,201 @@
+"""Builds the frontend of a configured server from its options, model and engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from setpoint import __version__
+from setpoint.config.groups.answers import preferred_sampling
+from setpoint.config.groups.events import publisher_config, publisher_info
+from setpoint.config.groups.metrics import buckets_of, extra_labels
+from setpoint.config.groups.model import chat_template_kwargs
+from setpoint.config.groups.server import api_keys
+from setpoint.config.groups.traces import otlp_url
+from setpoint.config.options import Options, launch_command, server_args
+from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.control import EngineFacts
+from setpoint.core.model import ModelSpec
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.service import Service
+from setpoint.frontend.shared_rooms import Sharing
+from setpoint.frontend.storage.storage import Storage
+from setpoint.frontend.supervision import Supervisor
+from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.frontend.telemetry.request_export import RequestExport
+from setpoint.ipc.client import EngineClient
+from setpoint.launch.parent.checkpoints import LaunchedCheckpoints
+from setpoint.launch.parent.doctor import ServerDoctor
+from setpoint.launch.parent.engine import Launched
+from setpoint.launch.parent.live import LiveConfig
+from setpoint.launch.parent.served import Served, Several
+
+
+def make_service(
+    engine: Launched,
+    client: EngineClient,
+    facts: EngineFacts,
+    live: LiveConfig,
+    *,
+    startup_s: float,
+    storage: Storage | None = None,
+    supervisor: Supervisor,
+) -> Service:
+    """startup_s: the duration of the start. storage: the folder for clients' files, if there is
+    one. supervisor: starts the engines."""
+    served = engine.served
+    config, options, spec, source = served.config, served.config.options, served.spec, served.source
+    frontend = FrontendConfig(
+        pooling=spec.pooling,
+        model_path=options.model.model_path or source.name,
+        served_model_name=options.model.served_model_name or source.name,
+        tokenizer_path=options.model.tokenizer_path or str(source.folder),
+        context_len=config.context_len,
+        max_req_input_len=facts.max_req_input_len,
+        pool_tokens=facts.max_total_num_tokens,
+        vocab_size=spec.vocab_size,
+        random_seed=config.random_seed,
+        api_keys=api_keys(options.server),
+        hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
+        admin_api_key=options.server.admin_api_key,
+        follows_bootstrap_room=options.parallel.follows_bootstrap_room,
+        sharing=_sharing(config),
+        max_body_bytes=config.max_body_bytes,
+        allow_auto_truncate=options.answers.allow_auto_truncate,
+        refuse_unknown_keys=options.answers.refuse_unknown_keys,
+        incremental_streaming_output=options.answers.incremental_streaming_output,
+        enable_cache_report=options.answers.enable_cache_report,
+        stream_include_usage=options.answers.stream_response_default_include_usage,
+        stream_always_usage=options.answers.enable_force_include_usage,
+        sampling_defaults=dict(served.sampling),
+        preferred_sampling=preferred_sampling(options.answers),
+        chat_template_kwargs=chat_template_kwargs(options.model),
+        tool_call_parser=options.model.tool_call_parser,
+        reasoning_parser=options.model.reasoning_parser,
+        weight_version=options.model.weight_version,
+        storage_backend=options.tiers.hicache_storage_backend,
+        spec=spec,
+        model_info=_model_info(spec, options),
+        server_info=_server_info(served, startup_s),
+        metrics=metrics_config(config, facts, startup_s=startup_s, several=served.several),
+        profiles_folder=config.env.torch_profiler_dir,
+        expert_records_folder=config.env.expert_distribution_recorder_dir,
+        health_generates=config.env.health_endpoint_generation,
+        health_timeout_s=config.env.health_check_timeout_s,
+        watchdog_s=options.server.watchdog_timeout,
+    )
+    checkpoints = LaunchedCheckpoints(options, source, spec)
+    service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
+    _add_readers(service, options)
+    _know_prefill_servers(service, options)
+    return service
+
+
+def _server_info(served: Served, startup_s: float) -> dict[str, Any]:
+    return {
+        **server_info(served.config, startup_s=startup_s),
+        "launch_command": launch_command(served.config.options, served.asked.given),
+    }
+
+
+def _sharing(config: ResolvedConfig) -> Sharing:
+    own = config.options.disaggregation
+    return Sharing(
+        own.role,
+        own.disaggregation_bootstrap_port,
+        config.env.header_overrides,
+        finds_pairs=bool(own.disaggregation_prefill_servers),
+    )
+
+
+def _know_prefill_servers(service: Service, options: Options) -> None:
+    """Tell a decode server its prefill servers, and have it send bodies to those that the command
+    line names."""
+    if options.disaggregation.role != "decode":
+        return
+    if urls := options.disaggregation.disaggregation_prefill_servers:
+        from setpoint.handover.prefill_servers import PrefillServers
+
+        api_key = next(iter(api_keys(options.server)), None)
+        servers = PrefillServers(urls, api_key=api_key)
+        service.pairing = service.prefill_servers = servers
+        service.workers.append(servers.watch)
+    else:
+        from setpoint.handover.announcements import AnnouncedServers
+
+        service.prefill_servers = AnnouncedServers()
+
+
+def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
+    return {
+        "model_type": spec.model_type,
+        "architectures": [spec.architecture],
+        "load_format": options.model.load_format,
+    }
+
+
+def _add_readers(service: Service, options: Options) -> None:
+    """Add the doctor, and the readers that log, export and trace the ends of requests."""
+    service.watch.doctor = ServerDoctor(service)
+    folder = options.metrics.export_metrics_to_file_dir
+    if options.metrics.export_metrics_to_file and folder is not None:
+        export = RequestExport(Path(folder), service.book)
+        service.readers.append(export.finished)
+    if options.traces.enable_trace:
+        # Here, because a server without traces may lack the library.
+        from setpoint.frontend.telemetry.tracing import RequestTracer, sending_to
+
+        url = otlp_url(options.traces.otlp_traces_endpoint)
+        provider = sending_to(url, options.traces.otlp_service_name)
+        tracer = RequestTracer(provider, model_name=service.config.served_model_name)
+        service.readers.append(tracer.finished)
+        service.at_end.append(provider.shutdown)
+
+
+STARTUP_PHASES = ("load_weight", "kv_cache_allocation")
+"""The parts of an engine's start for which SGLang has a name."""
+
+
+def metrics_config(
+    config: ResolvedConfig, facts: EngineFacts, *, startup_s: float, several: Several | None = None
+) -> MetricsConfig | None:
+    """The configuration of ``/metrics``; None without --enable-metrics."""
+    options = config.options
+    if not options.metrics.enable_metrics:
+        return None
+    return MetricsConfig(
+        extra_labels=extra_labels(options.metrics),
+        custom_labels=options.metrics.tokenizer_metrics_allowed_custom_labels,
+        labels_header=options.metrics.tokenizer_metrics_custom_labels_header,
+        buckets=buckets_of(options.metrics),
+        engine_type="unified" if (role := options.disaggregation.role) == "null" else role,
+        page_size=options.memory.page_size,
+        overlap=config.overlap_depth > 0,
+        of_several=several is not None,
+        startup_s={
+            "tokenizer_e2e": startup_s,
+            "scheduler_e2e": sum(facts.phases.values()),
+            **{name: facts.phases[name] for name in STARTUP_PHASES if name in facts.phases},
+        },
+    )
+
+
+def kv_events_info(options: Options) -> dict[str, Any] | None:
+    """The addresses of KV events as ``/server_info`` shows them."""
+    num_ranks = options.parallel.dp_size
+    events = publisher_config(options.events, num_ranks=num_ranks)
+    if events is None:
+        return None
+    return publisher_info(events, page_size=options.memory.page_size, num_ranks=num_ranks)
+
+
+def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
+    """The part of ``/server_info`` that does not depend on the engine."""
+    return {
+        **server_args(config.options),
+        "version": __version__,
+        "startup_time": startup_s,
+        "kv_events": kv_events_info(config.options),
+        "decisions": [asdict(decision) for decision in config.decisions],
+    }

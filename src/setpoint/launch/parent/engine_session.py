@@ -1,0 +1,501 @@
+"""Runs launched engines on an event loop: connects to them, watches them, replaces dead ones,
+carries out the operator's instructions, and makes the service that sends them requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from setpoint.core.awake import CLOCK
+from setpoint.core.errors import RequestError
+from setpoint.launch.parent.engine import Launched
+from setpoint.launch.parent.launched_engine import LaunchedEngine
+from setpoint.launch.parent.lockstep import InStep
+from setpoint.launch.parent.phases import Phases
+from setpoint.launch.parent.process import EngineProcess, StartupError
+from setpoint.launch.parent.restart_budget import RestartBudget
+from setpoint.launch.parent.standby import Standby
+
+if TYPE_CHECKING:
+    from setpoint.core.executor import Clock
+    from setpoint.frontend.service import Service
+    from setpoint.frontend.storage.storage import Storage
+    from setpoint.ipc.block_sink import BlockSink
+    from setpoint.ipc.client import EngineClient
+    from setpoint.ipc.line import EngineLine
+    from setpoint.launch.job import EngineJob
+    from setpoint.launch.parent.live import LiveConfig
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 600.0
+EXIT_S = 10.0
+"""How long the processes may take by default to end after they have been asked to."""
+RETRY_S = 1.0
+"""Pause before the next engine after one that could not start."""
+MOVE_S = 3.0
+"""Longest pause before the next engine while another engine computes the requests of the dead one,
+because a start would take cores from them."""
+LOOK_S = 0.02
+"""Interval of checking whether these requests have continued."""
+OUT = "The engine was taken out of service (scale_down)."
+
+
+class EngineSession:
+    """Launched engines on a running event loop; an async context manager whose exit ends them in
+    order. An engine that dies is started again (--max-engine-restarts)."""
+
+    def __init__(
+        self,
+        engine: Launched,
+        phases: Phases,
+        *,
+        storage: Storage | None = None,
+        blocks: BlockSink | None = None,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """storage: the folder in which the service stores clients' files, if there is one. blocks:
+        see EngineClient. clock: the time for the engines' deadlines, and for restarts."""
+        from setpoint.ipc.balance import make_balance
+        from setpoint.ipc.client import EngineClient
+
+        parallel = engine.served.config.options.parallel
+        self.engine = engine
+        self.client: EngineClient = EngineClient(
+            balance=make_balance(parallel.load_balance_method)
+            if engine.served.tells_prefixes
+            else None,
+            recovers=True,
+            blocks=blocks,
+        )
+        self.exit_s = EXIT_S
+        """How long the processes may take to end after they have been asked to."""
+        self.death = ""
+        """Why no engine is left."""
+        self._phases = phases
+        self._clock = clock
+        self._storage = storage
+        self._service: Service | None = None
+        self._live: LiveConfig | None = None
+        self._restarts = RestartBudget(parallel.max_engine_restarts, clock.now)
+        num_ranks = len(engine.processes)
+        self._lives = [0] * num_ranks
+        """Number of engines that each rank had before its latest one."""
+        self._engines: dict[int, LaunchedEngine] = {}
+        """Rank -> its current or last engine."""
+        self._was_ready = [asyncio.Event() for _ in range(num_ranks)]
+        """Whether an engine of each rank has ever taken requests."""
+        self._given_up: set[int] = set()
+        """The ranks that get no engine until ``retry``."""
+        self._out: set[int] = set()
+        """The ranks that are out of service. A rank is given up as soon as its engine has ended."""
+        self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
+        self._all_given_up = asyncio.Event()
+        self._is_ending = False
+        self.may_load = asyncio.Event()
+        """Whether an engine may be started; cleared while another model has the room."""
+        if engine.several is None:
+            self.may_load.set()
+        self._in_step = InStep(num_ranks) if parallel.enable_dp_attention else None
+        """The ranks whose engines compute in step; None: each engine computes by itself."""
+        self._standby = self._make_standby() if parallel.engine_standby else None
+        self._standby_keeper: asyncio.Task[None] | None = None
+
+    def _make_standby(self) -> Standby:
+        parallel = self.engine.served.config.options.parallel
+        return Standby(
+            self.client,
+            self._restarts,
+            RestartBudget(parallel.max_engine_restarts, self._clock.now),
+            start=self._start_standby,
+            unused=self._free_life,
+            present_job=self._present_job,
+        )
+
+    async def __aenter__(self) -> EngineSession:
+        keepers = [
+            asyncio.create_task(self._keep(rank)) for rank in range(len(self.engine.processes))
+        ]
+        self.over: asyncio.Task[None] = asyncio.create_task(self._until_over(keepers))
+        """Done when no engine is left and none is started."""
+        if self._standby is not None:
+            self._standby_keeper = asyncio.create_task(self._keep_standby(self._standby))
+        return self
+
+    async def _until_over(self, keepers: list[asyncio.Task[None]]) -> None:
+        given_up = asyncio.create_task(self._all_given_up.wait())
+        try:
+            await asyncio.wait([given_up, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+        finally:
+            for task in (given_up, *keepers):
+                task.cancel()
+            await asyncio.gather(given_up, *keepers, return_exceptions=True)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+        if self._standby_keeper is not None:
+            self._standby_keeper.cancel()
+            await asyncio.gather(self._standby_keeper, return_exceptions=True)
+        if self._standby is not None:
+            self._standby.end()
+        await asyncio.wait([self.over], timeout=self.exit_s)
+        self.kill()
+        await self.over
+        if self._standby is not None:
+            await self._standby.until_gone()
+        self.client.close()
+
+    async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
+        """Like ``service``, but if ``called_off`` is done first, kill the engines and return
+        None."""
+        starting = asyncio.create_task(self.service())
+        await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
+        if called_off.done():
+            starting.cancel()
+            self.kill()
+            return None
+        return starting.result()
+
+    def shutdown(self) -> None:
+        """Ask the engines to end; they are not replaced. Open requests fail. Those that read no
+        messages, because they are loading or a signal has stopped them, are killed."""
+        self._is_ending = True
+        self.may_load.set()
+        deaf = [
+            engine
+            for engine in self._engines.values()
+            if engine.line.is_suspended or not (engine.line.was_ready or engine.line.has_ended)
+        ]
+        self.client.shutdown()
+        for engine in deaf:
+            engine.process.kill()
+
+    def kill(self) -> None:
+        """End the processes at once; the only way while they are loading and read no messages."""
+        self.shutdown()
+        if self._standby is not None and self._standby.engine is not None:
+            self._standby.engine.line.shutdown()
+            self._standby.engine.process.kill()
+        for process in self.engine.processes:
+            process.kill()
+
+    async def service(self) -> Service:
+        """The service, once an engine can take requests. Waits for the other engines at most as
+        long again. Raises StartupError if no engine can start."""
+        from setpoint.config.live import Running
+        from setpoint.launch.parent.assembly import make_service
+        from setpoint.launch.parent.live import LiveConfig
+
+        self._phases.mark("HTTP")
+        started = self._clock.now()
+        ready: list[asyncio.Future[Any]] = [
+            asyncio.create_task(each.wait()) for each in self._was_ready
+        ]
+        try:
+            over: asyncio.Future[Any] = asyncio.shield(self.over)
+            await asyncio.wait({*ready, over}, return_when=asyncio.FIRST_COMPLETED)
+            took_s = self._clock.now() - started
+            if not over.done():
+                await asyncio.wait(ready, timeout=max(took_s, 1.0))
+        finally:
+            for task in ready:
+                task.cancel()
+        if not self.client.is_ready:
+            raise StartupError(self.death)
+        self.engine.waiting.end()
+        self._phases.mark("waiting for the engine")
+        startup_s = sum(self._phases.seconds.values())
+        facts, served = self.client.choose().facts, self.engine.served
+        running = Running.started(served.asked, served.config, facts.max_total_num_tokens)
+        self._live = LiveConfig(running)
+        self._service = make_service(
+            self.engine,
+            self.client,
+            facts,
+            self._live,
+            startup_s=startup_s,
+            storage=self._storage,
+            supervisor=self,
+        )
+        return self._service
+
+    @property
+    def max_restarts(self) -> int:
+        return self._restarts.most
+
+    @property
+    def restarts_left(self) -> int:
+        return self._restarts.left
+
+    def retry(self, ranks: Collection[int]) -> None:
+        """Start engines for those of these ranks that have none, with as many restarts as after a
+        start of the server."""
+        self._restarts.reset()
+        if self._standby is not None:
+            self._standby.try_again()
+        for rank in ranks:
+            # One that is being taken out of service gets its next engine when this one has ended.
+            if rank in self._given_up or rank in self._out:
+                self._wanted_again[rank].set()
+
+    def scale_down(self, ranks: Collection[int]) -> None:
+        """Take ranks out of service: their requests continue on the other engines, and their
+        engines end. Raises RequestError if no engine that takes requests would be left."""
+        if self._in_step is not None:
+            raise RequestError(
+                "With --enable-dp-attention, the engines compute in step, and none can be taken out"
+                " of service alone. End the server instead."
+            )
+        paused = self.client.orders.paused
+        ready = {line.rank for line in self.client.lines if line.is_ready} - self._out
+        left = ready - set(ranks)
+        if not left:
+            raise RequestError(
+                "No engine that takes requests would be left. End the server instead, or wait"
+                " until another engine is ready."
+            )
+        # If all engines are paused now, all requests wait already.
+        if left <= paused.keys() and not ready <= paused.keys():
+            raise RequestError(
+                "The engines that would be left are paused, so all requests would wait. End their"
+                " pause first (retry)."
+            )
+        for rank in ranks:
+            self._wanted_again[rank].clear()
+        for rank in set(ranks) - self._out:
+            self._out.add(rank)
+            engine = self._engines[rank]
+            # An engine that is loading reads no messages.
+            ends_in_s = self.exit_s if engine.line.is_ready else 0.0
+            logger.warning("Engine %d is taken out of service (scale_down).", rank)
+            self.client.retire(rank, OUT)
+            asyncio.get_running_loop().call_later(ends_in_s, engine.process.kill)
+
+    async def _keep(self, rank: int) -> None:
+        """Keep an engine running for the rank as long as restarts are allowed, and again when an
+        operator asks for it."""
+        await self.may_load.wait()
+        if self._is_ending:
+            return
+        self.engine.start_first(rank)
+        engine = self._launched(rank, self.engine.processes[rank], life=0)
+        while True:
+            why_not = await self._serve(rank, engine)
+            self.death = why_not
+            self._given_up.add(rank)
+            self.client.lost(rank, why_not)
+            if not (self._is_ending or self.client.has_ended or rank in self._out):
+                logger.error(
+                    "Engine %s is not started again, and the other engines go on serving: %s",
+                    engine.line.label,
+                    why_not,
+                )
+            if self._is_ending:  # whatever an operator has asked for before
+                self._wanted_again[rank].clear()
+            is_wanted = any(each.is_set() for each in self._wanted_again)
+            if len(self._given_up) == len(self._lives) and not is_wanted:
+                self._all_given_up.set()
+            await self._wanted_again[rank].wait()
+            self._wanted_again[rank].clear()
+            self._given_up.discard(rank)
+            self._out.discard(rank)
+            line = self._engines[rank].line
+            logger.info("Engine %s is started again, because an operator asked for it.", line.label)
+            engine = self._start_again(line)
+
+    async def _serve(self, rank: int, engine: LaunchedEngine) -> str:
+        """Run this engine for the rank, and others after it. Returns why the rank gets no further
+        engine."""
+        while True:
+            self._engines[rank] = engine
+            line = engine.line
+            if self._in_step is not None:
+                line.in_step_with = lambda: [each.line for each in self._engines.values()]
+            self.client.attach(line)
+            starting = asyncio.create_task(self._start(line, engine.process))
+            await (engine.watching or self._watching(engine))
+            starting.cancel()
+            line.close()
+            if self._in_step is not None:
+                await self._all_end(self._in_step, line)
+            if not (line.was_ready or self._why_never(line)):
+                await asyncio.sleep(RETRY_S)
+            if not self._why_never(line):
+                await self._moved_requests_go_on()
+            await self.may_load.wait()
+            following = self._following(line)
+            if isinstance(following, str):
+                return following
+            engine = following
+
+    async def _all_end(self, ranks: InStep, ended: EngineLine) -> None:
+        """End the engines that compute in step with one that has ended, and wait until all have.
+        The last one decides for all whether they are started again."""
+        for engine in self._engines.values():
+            if not (engine.line.has_ended or self._is_ending):
+                why = f"engine {ended.rank}, with which it computes in step, has ended"
+                engine.line.dismiss(f"{why}: {ended.death}")
+                engine.process.kill()
+        lines = [engine.line for engine in self._engines.values()]
+
+        def decide() -> str:
+            if why_never := next(filter(None, map(self._why_never, lines)), ""):
+                return why_never
+            if not self._restarts.left:
+                return self._no_restart_left(ended)
+            self._restarts.spend()
+            return ""
+
+        await ranks.all_have_ended(decide)
+
+    async def _moved_requests_go_on(self) -> None:
+        """Wait until the requests that have moved to another engine have got tokens again, unless
+        requests wait for an engine."""
+        client, end = self.client, self._clock.now() + MOVE_S
+        while client.is_ready and client.num_recomputed and not client.num_waiting:
+            if self._clock.now() > end:
+                break
+            await asyncio.sleep(LOOK_S)
+
+    def _watching(self, engine: LaunchedEngine) -> asyncio.Task[None]:
+        watchdog_s = self.engine.served.config.options.server.watchdog_timeout
+        return asyncio.create_task(engine.process.watch(engine.line, watchdog_s=watchdog_s))
+
+    async def _keep_standby(self, standby: Standby) -> None:
+        await self._was_ready[0].wait()
+        await standby.keep()
+
+    def _start_standby(self) -> LaunchedEngine:
+        (line,) = self.client.lines
+        self._lives[0] += 1
+        process = self.engine.start_another(0, self._job(line, is_standby=True))
+        engine = self._launched(0, process, life=self._lives[0])
+        engine.made_from = self._present_job()
+        engine.line.start(_ignore, _ignore, _ignore, _ignore)
+        engine.watching = self._watching(engine)
+        return engine
+
+    def _free_life(self, engine: LaunchedEngine) -> None:
+        """Note that a standby has ended without having served, so that the next engine may have its
+        number and the name of its recording."""
+        if self._lives[0] == engine.life:
+            self._lives[0] -= 1
+
+    def _present_job(self) -> tuple[object, ...]:
+        """The data from which the job of an engine would be made now."""
+        config = self.engine.served.config if self._live is None else self._live.config
+        checkpoint = None if self._service is None else self._service.checkpoint
+        return config, checkpoint, self.client.orders.storage
+
+    def _launched(self, rank: int, process: EngineProcess, *, life: int) -> LaunchedEngine:
+        from setpoint.ipc.line import EngineLine
+
+        line = EngineLine(
+            process.open_link(),
+            rank=rank,
+            model=self.engine.served.shared_name,
+            pid=process.pid,
+            on_progress=self.engine.waiting.doing,
+            clock=self._clock,
+        )
+        return LaunchedEngine(process, line, life)
+
+    async def _start(self, line: EngineLine, process: EngineProcess) -> None:
+        """Wait until the engine takes requests; end it if that takes too long."""
+        started = self._clock.now()
+        if await line.wait_ready(timeout_s=READY_TIMEOUT_S):
+            if self._lives[line.rank]:
+                logger.info(
+                    "Engine %s is ready again after %.1f s.",
+                    line.label,
+                    self._clock.now() - started,
+                )
+            elif self._service is not None:
+                logger.info("Engine %s is ready, too.", line.label)
+            self._was_ready[line.rank].set()
+        elif not line.has_ended:
+            line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
+            process.kill()
+
+    def _why_never(self, line: EngineLine) -> str:
+        """Why the rank of a line that has ended gets no further engine, even if restarts are left;
+        "" if it may get one."""
+        if self._is_ending:
+            return line.death
+        if line.rank in self._out:
+            return OUT
+        if not self._was_ready[line.rank].is_set():
+            return f"It could not start: {line.death}" if line.failed is None else line.death
+        if line.failed is not None and line.failed.is_final:
+            return line.death
+        return ""
+
+    def _following(self, line: EngineLine) -> LaunchedEngine | str:
+        """The engine that replaces an ended one: the standby, if there is one with the current
+        options and weights, or a new engine; otherwise the reason why there is none."""
+        if self._in_step is not None:
+            return self._in_step.why_never or self._started_again(line)
+        if why_never := self._why_never(line):
+            return why_never
+        rank = line.rank
+        standby = None if self._standby is None else self._standby.take()
+        if standby is None and not self._restarts.left:
+            return self._no_restart_left(line)
+        self._restarts.spend()
+        if standby is not None:
+            logger.warning("The standby takes the place of engine %d %s", rank, self._spent())
+            self.engine.replace(rank, standby.process)
+            return standby
+        return self._started_again(line)
+
+    def _no_restart_left(self, line: EngineLine) -> str:
+        most = self._restarts.most
+        return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
+
+    def _spent(self) -> str:
+        num_open, restarts = self.client.num_open, self._restarts
+        go_on = "1 request goes on" if num_open == 1 else f"{num_open} requests go on"
+        return f"({restarts.num_spent} of at most {restarts.most} in an hour); {go_on}."
+
+    def _started_again(self, line: EngineLine) -> LaunchedEngine:
+        logger.warning("Engine %s is started again %s", line.label, self._spent())
+        return self._start_again(line)
+
+    def _start_again(self, line: EngineLine) -> LaunchedEngine:
+        """A new engine that replaces an ended one."""
+        self._lives[line.rank] += 1
+        process = self.engine.start_again(line.rank, self._job(line))
+        return self._launched(line.rank, process, life=self._lives[line.rank])
+
+    def _job(self, before: EngineLine, *, is_standby: bool = False) -> EngineJob:
+        """The job of an engine that replaces another: with the current live options and weights,
+        and a pool no larger than the earlier one."""
+        served, live, service = self.engine.served, self._live, self._service
+        config = served.config if live is None else live.config
+        if before.was_ready:
+            num_tokens = before.facts.max_total_num_tokens
+            config = replace(config, options=config.options.replace(max_total_tokens=num_tokens))
+        return served.job(
+            rank=before.rank,
+            life=self._lives[before.rank],
+            config=config,
+            checkpoint=None if service is None else service.checkpoint,
+            is_standby=is_standby,
+            storage=self.client.orders.storage,
+        )
+
+
+def _ignore(*_: object) -> None:
+    """Ignore events of a standby, which has no requests."""

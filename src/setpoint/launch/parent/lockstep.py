@@ -1,0 +1,74 @@
+"""Engines that compute in step (DP attention, decision 0069) start together, and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+from setpoint.launch.lockstep_memory import new_memory
+from setpoint.launch.parent.process import EngineProcess, spawn_child
+
+
+class SteppingEngines:
+    """Starts engines that compute in step; a context manager, whose object is a ``Spawn`` that
+    takes the rank. All start together, and again when all have ended: each time with new memory."""
+
+    def __init__(self, size: int, *, stderr: int | None) -> None:
+        self._size = size
+        self._spawn = partial(spawn_child, num_ranks=1, stderr=stderr)
+        self._descriptors: list[int] = []
+        """The file descriptors of the memory and of the bells."""
+        self._started: set[int] = set()
+        """The ranks that have them."""
+
+    def __enter__(self) -> SteppingEngines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def __call__(self, rank: int | None) -> EngineProcess:
+        assert rank is not None
+        if not self._descriptors or rank in self._started:
+            self._renew()
+        self._started.add(rank)
+        return self._spawn(None, inherits=self._descriptors)
+
+    def _renew(self) -> None:
+        self._close()
+        self._descriptors = new_memory(self._size)
+
+    def _close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        self._started.clear()
+
+
+class InStep:
+    """Waits until all have ended, before any gets a successor."""
+
+    def __init__(self, size: int) -> None:
+        self.why_never = ""
+        """Why these engines get no successors; "" if they do. Valid after ``all_have_ended``."""
+        self._size = size
+        self._num_ended = 0
+        self._all_ended = asyncio.Event()
+
+    async def all_have_ended(self, decide: Callable[[], str]) -> None:
+        """Called for every engine that has ended; waits for the others. decide: called once, for
+        all, returns ``why_never``."""
+        all_ended = self._all_ended
+        self._num_ended += 1
+        if self._num_ended == self._size:
+            self.why_never = decide()
+            self._num_ended, self._all_ended = 0, asyncio.Event()
+            all_ended.set()
+        await all_ended.wait()

@@ -1,0 +1,79 @@
+"""What engines that compute in step share, and how they end together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from setpoint.ipc.sockets import EngineSocket
+from setpoint.launch.lockstep_memory import bell_of, mapped, ring
+from setpoint.launch.parent import lockstep
+from setpoint.launch.parent.lockstep import InStep, SteppingEngines
+
+
+def test_engines_share_memory_until_all_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[int]] = []
+
+    def spawn(gpu: int | None, *, inherits: list[int], **more: Any) -> Any:
+        given.append([os.dup(each) for each in inherits])
+
+    monkeypatch.setattr(lockstep, "spawn_child", spawn)
+    with SteppingEngines(2, stderr=None) as start:
+        for rank in (0, 1, 1, 0):
+            start(rank)
+    lives = [mapped(each) for each in given]
+    lives[0][0] = 7
+    assert [memory[0] for memory in lives] == [7, 7, 0, 0]
+    lives[2][0] = 8
+    assert lives[3][0] == 8
+    for descriptors in given:
+        for each in descriptors:
+            os.close(each)
+
+
+def test_a_bell_wakes_the_loop_of_another_engine() -> None:
+    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+    inherited = [-1, *bells]
+    ours, theirs = socket.socketpair()
+    link = EngineSocket(theirs.detach(), bell_of(inherited, 1))
+    timer = threading.Timer(0.05, lambda: ring(inherited, 0))
+    timer.start()
+    began = time.monotonic()
+    assert link.receive(60.0) == []
+    assert time.monotonic() - began < 30
+    ready, _, _ = select.select(bells, [], [], 0)
+    assert not ready, "one wakes up once, and nobody wakes oneself"
+    link.close()
+    ours.close()
+    for bell in bells:
+        os.close(bell)
+
+
+def test_all_have_ended_before_any_starts_again_and_one_decides() -> None:
+    decisions: list[str] = []
+
+    async def run() -> list[str]:
+        group = InStep(3)
+        seen: list[str] = []
+
+        def decide() -> str:
+            decisions.append(f"decision {len(decisions)}")
+            return decisions[-1]
+
+        async def end(delay_s: float) -> None:
+            for _ in range(2):
+                await asyncio.sleep(delay_s)
+                await group.all_have_ended(decide)
+                seen.append(group.why_never)
+
+        await asyncio.gather(end(0.0), end(0.01), end(0.02))
+        return seen
+
+    assert asyncio.run(run()) == ["decision 0"] * 3 + ["decision 1"] * 3
