@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from setpoint.core.version import __version__
+
 if TYPE_CHECKING:
     from setpoint.core.sampling import SamplingParams
     from setpoint.offline.offline_engine import Engine
-
-__version__ = "0.1.0"
 
 __all__ = ["Engine", "SamplingParams", "__version__"]
 

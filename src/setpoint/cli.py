@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
 from setpoint.core.excerpt import printable
+from setpoint.core.version import __version__
 from setpoint.launch.deadline import END_S, LIMIT, end_at_signals
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ the table of docs/doctor.md."""
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +32,8 @@ OPPOSITE = {"increase": "decrease", "decrease": "increase"}
 NO_VERDICT = "not-enough-evidence"
 PARTS = ("cases", "held_out", "strangers")
 """Folders: cases that rule writers saw; cases held out; logs of somebody who did not know the rules."""
+HELD_OUT_SHARE = 0.3
+HELD_OUT_SEED = 20261122
 
 Change = tuple[str, str]
 """(flag, direction)."""
@@ -92,6 +95,12 @@ class Judged:
 
 def cases() -> list[Case]:
     return [_case(path, part) for part in PARTS for path in sorted((CORPUS / part).glob("*.json"))]
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a new case belongs into ``held_out``: its name alone says so, so that nobody can choose
+    the cases that a rule is judged by."""
+    return random.Random(f"{HELD_OUT_SEED}:{name}").random() < HELD_OUT_SHARE
 
 
 def _case(path: Path, part: str) -> Case:

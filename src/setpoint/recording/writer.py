@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from setpoint import __version__
 from setpoint.core.control import RecordingState
 from setpoint.core.executor import Clock
 from setpoint.core.messages import Shutdown
 from setpoint.core.records import Received, Record
 from setpoint.core.settings import Settings
+from setpoint.core.version import __version__
 from setpoint.recording.chain import Places
 from setpoint.recording.codec import encode_record, field_names
 from setpoint.recording.format import OFF, Header, Kept

@@ -9,6 +9,7 @@ from doctor_accuracy import (
     Judged,
     cases,
     documented,
+    is_held_out,
     judge_all,
     share,
     table,
@@ -52,6 +53,11 @@ def test_the_corpus_is_large_and_covers_every_cause() -> None:
     for cause in causes:
         assert sum(case.cause == cause for case in every) >= 3, cause
     assert len(causes) >= 18
+
+
+def test_names_decide_which_cases_are_held_out() -> None:
+    ours = [case for case in cases() if case.part != "strangers"]
+    assert [case.name for case in ours if is_held_out(case.name) != (case.part == "held_out")] == []
 
 
 def test_the_documentation_has_the_accuracy(judged: list[Judged]) -> None:

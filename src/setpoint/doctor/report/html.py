@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
-from setpoint import __version__
+from setpoint.core.version import __version__
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.findings import Effect, Finding, Report
 from setpoint.doctor.observations import Evidence, Observations

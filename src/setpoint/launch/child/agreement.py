@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import msgspec
 
-import setpoint
 from setpoint.core.blocksfile import read_blocks_table
+from setpoint.core.version import PACKAGE, __version__
 from setpoint.core.weightfiles import weight_files
 from setpoint.launch.child.mapping import engine_config
 from setpoint.launch.job import EngineJob
@@ -43,7 +43,7 @@ def facts_of(job: EngineJob) -> dict[str, str]:
         content = Path(config.init_expert_location).read_bytes()
         numbers["the file of --init-expert-location"] = _digest(content)
     values = {
-        "the version of Setpoint": f"{setpoint.__version__} (sources {sources_digest()})",
+        "the version of Setpoint": f"{__version__} (sources {sources_digest()})",
         "the digest of the weights": (
             "none (dummy weights)"
             if config.load_format == "dummy"
@@ -60,10 +60,9 @@ def facts_of(job: EngineJob) -> dict[str, str]:
 @cache
 def sources_digest() -> str:
     """A digest of this package's sources, because two commits may have the same version."""
-    root = Path(setpoint.__file__).parent
     whole = hashlib.sha256()
-    for path in sorted(path for pattern in SOURCES for path in root.rglob(pattern)):
-        whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(path for pattern in SOURCES for path in PACKAGE.rglob(pattern)):
+        whole.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()[:12]
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import xxhash
 
-import setpoint
 from setpoint.config.groups.tiers import (
     COMMON,
     StorageConfig,
@@ -38,6 +37,7 @@ from setpoint.core.operations import (
     StorageOrder,
 )
 from setpoint.core.transfers import Mover
+from setpoint.core.version import PACKAGE
 from setpoint.core.weightfiles import Identities, identities, weight_files
 from setpoint.engine.executor.rank_moves import RankedMover
 from setpoint.engine.executor.tensor_parallel import OtherRanks
@@ -374,7 +374,7 @@ def weights_digest(folder: Path) -> str:
 
 def _sources_digest() -> str:
     """A digest of the sources that compute keys and values."""
-    root = Path(setpoint.__file__).parent / "engine"
+    root = PACKAGE / "engine"
     whole = xxhash.xxh3_128()
     found = (path for each in COMPUTING for kind in SOURCES for path in (root / each).rglob(kind))
     for path in sorted(found):

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from setpoint import __version__
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.events import publisher_config, publisher_info
 from setpoint.config.groups.metrics import buckets_of, extra_labels
@@ -17,6 +16,7 @@ from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
 from setpoint.core.model import ModelSpec
+from setpoint.core.version import __version__
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.service import Service
 from setpoint.frontend.shared_rooms import Sharing

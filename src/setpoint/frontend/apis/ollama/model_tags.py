@@ -8,8 +8,8 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from setpoint import __version__
 from setpoint.core.errors import EngineDeadError
+from setpoint.core.version import __version__
 from setpoint.frontend.apis.ollama.ollama_answers import stamp, stamp_of
 from setpoint.frontend.apis.ollama.ollama_bodies import PullBody, ShowBody
 from setpoint.frontend.service import Service

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
-from setpoint import __version__
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.handover import HandoverCounts
+from setpoint.core.version import __version__
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
