@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from setpoint.core.errors import ConfigError, SetpointError, SourceError
@@ -29,7 +29,7 @@ An LLM inference server that says what limits it, explains its settings, and rep
 
 commands ('setpoint COMMAND --help' lists the options):
 {commands}
-
+{missing}
 options:
   -h, --help      show this text
   -V, --version   show the version
@@ -90,6 +90,10 @@ def _run(arguments: list[str]) -> int:
         hint = _instead_of_run(rest) if name == "run" else _OLLAMA.get(name, "")
         hint = hint or _nearest(name, known)
         raise ConfigError(f"unknown command {name!r}.{hint} See {see!r}.")
+    if (extra := COMMANDS[name].extra) and not {"--help", "-h"} & set(rest):
+        from setpoint.config.extras import check_extra
+
+        check_extra(f"'setpoint {name}'", extra)
     return _RUNS[name](*_read(name, rest))
 
 
@@ -132,7 +136,26 @@ def _usage(of: str = "") -> str:
             f"  {name:<16}{command.summary}"
             for name, command in COMMANDS.items()
             if name.startswith(of)
-        )
+        ),
+        missing=_missing(
+            {name: command.extra for name, command in COMMANDS.items() if name.startswith(of)}
+        ),
+    )
+
+
+def _missing(extras: Mapping[str, str]) -> str:
+    """Lines about commands that cannot run, because an extra is not installed. extras: name of a
+    command -> the extra that it needs, or ""."""
+    from setpoint.config.extras import install_line, is_installed
+
+    lines = [
+        f"  {', '.join(name for name, needed in extras.items() if needed == extra)}:"
+        f" {install_line(extra)}\n"
+        for extra in dict.fromkeys(filter(None, extras.values()))
+        if not is_installed(extra)
+    ]
+    return "".join(
+        ["\nnot installed yet (run the line in Setpoint's folder):\n", *lines] if lines else []
     )
 
 

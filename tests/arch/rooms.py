@@ -219,7 +219,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "playback": (
         {"core", "doctor", "frontend.console", "frontend.telemetry", "recording"},
-        {"fastapi", "msgspec", "starlette"},
+        {"msgspec", "starlette"},
     ),
     "top": ({"core", "doctor", "doctor.report"}, {"httpx2", "msgspec", "rich"}),
     "commands": (

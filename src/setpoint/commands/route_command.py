@@ -10,7 +10,6 @@ from importlib import import_module
 from setpoint.config.command_options import RouteOptions
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
-from setpoint.launch.parent.preflight import check_extra
 
 ALWAYS = (
     # /ready answers 503 as soon as a server drains or has no engine, but by default smg asks only
@@ -30,7 +29,6 @@ def route(wanted: RouteOptions, *, api_key: str | None) -> int:
         raise ConfigError("name the servers: setpoint route URL [URL ...].")
     for url in wanted.url:
         check_url(url)
-    check_extra("setpoint route", "route", "smg")
     arguments = ["launch", "--worker-urls", *wanted.url]
     arguments += ["--host", wanted.host, "--port", str(wanted.port), "--policy", wanted.policy]
     arguments += ["--prometheus-host", wanted.host, *ALWAYS]

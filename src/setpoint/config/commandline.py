@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from setpoint.config import other_engines, sglang
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
@@ -205,6 +203,8 @@ class _Reader:
         """Returns a YAML file's values, and the names of the options in it that only SGLang has.
         The file is converted to command-line tokens, so that one piece of code reads all
         options."""
+        import yaml
+
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:

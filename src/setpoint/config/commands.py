@@ -61,6 +61,8 @@ class Command:
     """Flags that SGLang has too; the documentation marks the others as Setpoint's own."""
     has_engine: bool = True
     """Whether the command starts an engine and therefore takes its options."""
+    extra: str = ""
+    """The part of the installation that it needs (``config.extras``)."""
     is_function: bool = False
     """Whether it is called from Python with keywords, not from a command line."""
 
@@ -94,6 +96,7 @@ def _of_sglang(own: type[msgspec.Struct]) -> Set[str]:
 
 SERVE = Command(
     name="serve",
+    extra="serve",
     summary="serve a model over HTTP",
     description="Serve a model over HTTP with SGLang's and OpenAI's APIs.",
     arguments="[MODEL] [options]",
@@ -102,6 +105,7 @@ SERVE = Command(
 )
 BATCH = Command(
     name="batch",
+    extra="serve",
     summary="answer a file of requests; an interrupted run can be resumed",
     description=(
         "Answer every request of a file exactly once. If a run ends early for any reason, the"
@@ -114,6 +118,7 @@ BATCH = Command(
 )
 CHAT = Command(
     name="chat",
+    extra="serve",
     summary="chat with a model in the terminal",
     description=(
         "Chat with a model, in an engine that this command starts or on a server (--base-url)."
@@ -126,6 +131,7 @@ CHAT = Command(
 )
 MODELS = Command(
     name="models",
+    extra="serve",
     summary="what models are, whether they run here, and how fast",
     description=(
         "Say of each model what it is, how much memory it needs, whether this machine can serve it"
@@ -184,6 +190,7 @@ TOP = Command(
 )
 ROUTE = Command(
     name="route",
+    extra="route",
     summary="put several servers behind one address, with the router smg",
     description=(
         "Start the router smg in front of running servers, with the arguments that suit Setpoint's"
@@ -212,6 +219,7 @@ CONSOLE = Command(
 )
 ENGINE = Command(
     name="Engine",
+    extra="serve",
     summary="",
     description="The offline Engine, whose options are keywords.",
     arguments="[MODEL] [options]",
@@ -221,6 +229,7 @@ ENGINE = Command(
 )
 BENCH_SERVING = Command(
     name="bench serving",
+    extra="bench",
     summary="measure any server with SGLang's or OpenAI's API",
     description=(
         "Send requests to a server and measure what its clients see: latency, throughput and"
@@ -234,6 +243,7 @@ BENCH_SERVING = Command(
 )
 BENCH_OFFLINE = Command(
     name="bench offline",
+    extra="serve",
     summary="measure an engine without HTTP",
     description="Start an engine, give it all requests at once, and measure its throughput.",
     arguments="[MODEL] [options]",
@@ -244,6 +254,7 @@ BENCH_OFFLINE = Command(
 )
 BENCH_ONE_BATCH = Command(
     name="bench one-batch",
+    extra="serve",
     summary="measure single steps, without a scheduler",
     description=(
         "Run batches of given sizes directly on the model and time the prefill and the decode"
@@ -257,6 +268,7 @@ BENCH_ONE_BATCH = Command(
 )
 BENCH_QUALITY = Command(
     name="bench quality",
+    extra="serve",
     summary="measure how much a configuration's answers differ from bf16's",
     description=(
         "Compare a configuration with the same model in plain bf16: perplexity and greedy answers"

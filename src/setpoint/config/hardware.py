@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from setpoint.config.gpu_memory import first_gpu_bytes
 from setpoint.config.topology import UNKNOWN, Topology, read_topology
 from setpoint.core.errors import ConfigError
@@ -79,6 +77,8 @@ def probe_hardware(root: Path = Path("/")) -> Hardware:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that this process could take now without swapping."""
+    import psutil
+
     return max(min([psutil.virtual_memory().available, *_cgroup_memory(root)]), 0)
 
 

@@ -6,8 +6,13 @@ import math
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, HTTPException, Response
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from setpoint.frontend.console.static_pages import PAGE, Pages
 from setpoint.playback.film import Film
@@ -17,25 +22,26 @@ HOSTS = ["127.0.0.1", "localhost"]
 resolving its own name to this address."""
 
 
-def create_app(film: Film) -> FastAPI:
-    app = FastAPI(title="Setpoint", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
-    router = APIRouter()
+def create_app(film: Film) -> Starlette:
     whole = msgspec.json.encode(film.recording())
 
-    @router.get(f"{PAGE}/recording")
-    def recording() -> Response:
+    def recording(request: Request) -> Response:
         return Response(whole, media_type="application/json")
 
-    @router.get(f"{PAGE}/recording/at")
-    def at(time: float) -> Response:
+    def at(request: Request) -> Response:
+        try:
+            time = float(request.query_params["time"])
+        except (KeyError, ValueError):
+            time = math.nan
         if not math.isfinite(time):
             raise HTTPException(400, "time must be a number of seconds since 1970")
         return _json(film.at(time))
 
-    Pages(source="recording").install(router)
-    app.include_router(router)
-    return app
+    routes = [Route(f"{PAGE}/recording", recording), Route(f"{PAGE}/recording/at", at)]
+    return Starlette(
+        routes=[*routes, *Pages(source="recording").routes],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+    )
 
 
 def _json(content: Any) -> Response:

@@ -109,7 +109,7 @@ def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
 
     preflight(Options.of(enable_trace=True))
     for missing in (find, lambda name: None):
-        monkeypatch.setattr("setpoint.launch.parent.preflight.find_spec", missing)
+        monkeypatch.setattr("setpoint.config.extras.find_spec", missing)
         with pytest.raises(ConfigError, match=r"pip install -e '\.\[trace\]'"):
             preflight(Options.of(enable_trace=True))
 

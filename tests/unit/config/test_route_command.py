@@ -65,6 +65,6 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_without_smg_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("setpoint.launch.parent.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("setpoint.config.extras.find_spec", lambda name: None)
     assert run("http://127.0.0.1:30000") == 2
     assert ".venv/bin/pip install -e '.[route]'" in capsys.readouterr().err

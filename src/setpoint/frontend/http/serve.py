@@ -9,10 +9,9 @@ import socket
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from setpoint.frontend.drain import Drain
@@ -23,6 +22,9 @@ from setpoint.frontend.http.pace import Pace
 from setpoint.frontend.http.port import cannot_listen
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
 

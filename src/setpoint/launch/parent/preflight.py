@@ -4,15 +4,13 @@ It takes milliseconds."""
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
+from setpoint.config.extras import check_extra
 from setpoint.config.hardware import probe_hardware, why_no_cuda
 from setpoint.config.options import Options
 from setpoint.core.constraint import compile_refusal
 from setpoint.core.errors import ConfigError, RequestError
-
-OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def preflight(options: Options) -> None:
@@ -36,10 +34,9 @@ def preflight(options: Options) -> None:
     if options.parallel.use_ray:
         _check_ray(options)
     if options.traces.enable_trace:
-        check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
+        check_extra("--enable-trace", "trace")
     if options.execution.grammar_backend == "xgrammar":
-        # xgrammar imports the two other packages, but can be installed without them.
-        check_extra("--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers")
+        check_extra("--grammar-backend xgrammar", "xgrammar")
     if options.execution.constrained_json_whitespace_pattern is not None:
         _check_whitespace(options.execution.constrained_json_whitespace_pattern)
     if options.recording.record is not None:
@@ -61,7 +58,7 @@ def check_device(device: str) -> None:
 
 
 def _check_ray(options: Options) -> None:
-    check_extra("--use-ray", "ray", "ray")
+    check_extra("--use-ray", "ray")
     if options.parallel.engine_standby:
         raise ConfigError(
             "--engine-standby cannot be combined with --use-ray, because Ray would have to keep"
@@ -82,19 +79,6 @@ def _check_whitespace(pattern: str) -> None:
     except RequestError as error:
         why = error.message.removeprefix(compile_refusal("regex"))
         raise ConfigError(f"--constrained-json-whitespace-pattern {pattern!r}: {why}.") from None
-
-
-def check_extra(flag: str, extra: str, *modules: str) -> None:
-    """Raise ConfigError if a module of an optional extra is not installed."""
-    try:
-        missing = not all(map(find_spec, modules))
-    except ModuleNotFoundError:
-        missing = True
-    if missing:
-        raise ConfigError(
-            f"{flag} needs packages that are not installed: in Setpoint's folder, run"
-            f" .venv/bin/pip install -e '.[{extra}]'."
-        )
 
 
 def _check_folder(flag: str, folder: Path) -> None:

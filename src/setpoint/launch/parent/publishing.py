@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from setpoint.config.extras import check_extra
 from setpoint.config.groups.events import FLAG, publisher_config
 from setpoint.config.options import Options
-from setpoint.launch.parent.preflight import check_extra
 
 if TYPE_CHECKING:
     from setpoint.frontend.telemetry.kv_publisher import KVPublisher
@@ -26,7 +26,7 @@ def publishing(options: Options) -> Iterator[KVPublisher | None]:
     if config is None:
         yield None
         return
-    check_extra(FLAG, "kv-events", "zmq")
+    check_extra(FLAG, "kv-events")
     from setpoint.frontend.telemetry.kv_publisher import KVPublisher
 
     with KVPublisher(config, num_ranks) as publisher:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from setpoint.core.errors import SourceError
 
 STDIN = "-"
@@ -79,8 +77,7 @@ def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
     if magic.startswith(_GZIP):
         chunks = _inflated(file)
     elif magic == _ZSTD:
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        chunks = iter(lambda: reader.read(BLOCK), b"")
+        chunks = _decompressed(name, file)
     else:
         chunks = iter(lambda: file.read(BLOCK), b"")
     size = 0
@@ -93,7 +90,7 @@ def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
                     f"{name} unpacks to more than {MAX_RATIO} times its size, as no log does; what"
                     f" is after the first {size >> 20} MiB was left out."
                 )
-    except (zlib.error, zstandard.ZstdError) as error:
+    except zlib.error as error:
         if not size:
             raise SourceError(f"Cannot unpack {name}: {error}. It is damaged.") from error
         # A copy that broke off: what is there counts.
@@ -108,6 +105,23 @@ def _inflated(file: BinaryIO) -> Iterator[bytes]:
             packed = inflate.unused_data
             if inflate.eof:
                 inflate = zlib.decompressobj(_GZIP_FORMAT)
+
+
+def _decompressed(name: str, file: BinaryIO) -> Iterator[bytes]:
+    """The parts of a Zstandard file, like ``_inflated``, with zlib's error for damage. Raises
+    SourceError without the package for that, which is larger than all of Setpoint."""
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise SourceError(
+            f"Cannot unpack {name}: that needs the package zstandard. Install it with 'pip install"
+            f" zstandard', or unpack the log with 'zstd -d {name}'."
+        ) from None
+    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    try:
+        yield from iter(lambda: reader.read(BLOCK), b"")
+    except zstandard.ZstdError as error:
+        raise zlib.error(str(error)) from error
 
 
 def _text(name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
