@@ -16,10 +16,10 @@ import pytest
 
 from setpoint.commands.replay_command import replay
 from setpoint.config.command_options import ReplayOptions
-from setpoint.core.errors import SourceError
+from setpoint.core.errors import RecordingError, SourceError
 from setpoint.doctor.readers.recording import open_source, read_recording
 from setpoint.playback.film import Film
-from setpoint.recording.format import OFF, ON, RecordingError
+from setpoint.recording.format import OFF, ON
 from setpoint.recording.frames import FrameReader, frame
 from setpoint_testing.harness import Harness
 from setpoint_testing.recordings import record

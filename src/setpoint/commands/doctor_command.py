@@ -1,4 +1,5 @@
-"""Runs ``setpoint doctor``: reads the sources, diagnoses them and shows the report."""
+"""Runs ``setpoint doctor``: reads the sources, diagnoses them and shows the report. What only some
+options need is imported with them."""
 
 from __future__ import annotations
 
@@ -20,10 +21,6 @@ from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
 from setpoint.doctor.lives import main_report
 from setpoint.doctor.readers.sources import observe_sources
-from setpoint.doctor.readers.watched import Watched
-from setpoint.doctor.report.explain import print_check, print_list
-from setpoint.doctor.report.html import page
-from setpoint.doctor.report.live import watch
 from setpoint.doctor.report.terminal import MAX_WIDTH, print_report
 
 HEALTHY, FOUND, UNREADABLE = 0, 1, 2
@@ -70,6 +67,9 @@ def _run(options: DoctorOptions, console: Console) -> int:
         raise ConfigError("a SOURCE is empty; give the name of a log or a URL.")
     if options.watch:
         _check_watch(options)
+        from setpoint.doctor.readers.watched import Watched
+        from setpoint.doctor.report.live import watch
+
         return code_of(watch(console, Watched(options.source, api_key=options.api_key), BY_CAUSE))
     with _waiting(options):
         try:
@@ -83,6 +83,8 @@ def _run(options: DoctorOptions, console: Console) -> int:
     report, seen = main_report(reports)
     others = [other for other, _ in reports if other is not report]
     if options.html is not None:
+        from setpoint.doctor.report.html import page
+
         _write(Path(options.html), page(report, seen, BY_CAUSE, others))
     if options.json:
         print(json.dumps(contract(report, others), indent=2))
@@ -110,6 +112,8 @@ def code_of(report: Report) -> int:
 
 
 def _explain(console: Console, cause: str) -> int:
+    from setpoint.doctor.report.explain import print_check, print_list
+
     if cause == "list":
         print_list(console, CHECKS)
         return 0

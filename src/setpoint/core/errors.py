@@ -25,6 +25,10 @@ class CheckpointError(SetpointError):
     """A model that cannot be found, read or understood. Ends start-up with exit code 1."""
 
 
+class RecordingError(SetpointError):
+    """A recording cannot be written, read or replayed."""
+
+
 class UnsupportedModelError(CheckpointError):
     """A model of an architecture that is not supported. architecture: its name; supported: the
     names of those that are."""

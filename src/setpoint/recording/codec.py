@@ -12,6 +12,7 @@ import numpy as np
 
 from setpoint.core import records
 from setpoint.core.conversion import convert
+from setpoint.core.errors import RecordingError
 from setpoint.core.plan_codec import arrays_of
 from setpoint.core.records import (
     GrammarEnded,
@@ -33,7 +34,6 @@ from setpoint.recording.format import (
     KeptRecord,
     KeptResult,
     KeptTurn,
-    RecordingError,
 )
 from setpoint.recording.kept_content import Content
 

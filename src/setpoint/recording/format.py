@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.core.errors import SetpointError
+from setpoint.core.errors import RecordingError
 from setpoint.core.request import RequestOptions
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import CacheConfig
@@ -28,10 +28,6 @@ HASH_BYTES = 6
 
 OFF, ON = "off", "on"
 """Whether content is kept. OFF: ids and names are withheld. ON: everything is kept unchanged."""
-
-
-class RecordingError(SetpointError):
-    """A recording cannot be written, read or replayed."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from setpoint.recording.format import RecordingError
+from setpoint.core.errors import RecordingError
 
 _HEAD = struct.Struct("<4sII")
 MARKER = b"\xf0SP\n"

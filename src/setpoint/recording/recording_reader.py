@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from setpoint.core.errors import RecordingError
 from setpoint.recording.format import (
     FORMAT,
     MAX_COUNT,
@@ -18,7 +19,6 @@ from setpoint.recording.format import (
     Kept,
     KeptResult,
     KeptTurn,
-    RecordingError,
 )
 from setpoint.recording.frames import FrameError, FrameReader
 from setpoint.recording.segments import segment_path, segments_there

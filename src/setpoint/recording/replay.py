@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from setpoint.core.conversion import convert
+from setpoint.core.errors import RecordingError
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.preparation import Need
@@ -26,7 +27,6 @@ from setpoint.recording.format import (
     KeptRecord,
     KeptResult,
     KeptTurn,
-    RecordingError,
     consistent,
 )
 from setpoint.recording.kept_content import Content

@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from setpoint.core.errors import RecordingError
 from setpoint.core.messages import Submit
 from setpoint.core.request import Ids, unpack_ids
 from setpoint.recording import surrogates
 from setpoint.recording.chain import Places
-from setpoint.recording.format import OFF, Kept, KeptArrival, KeptResult, RecordingError
+from setpoint.recording.format import OFF, Kept, KeptArrival, KeptResult
 from setpoint.recording.kept_content import Content, Open, Surrogates
 from setpoint.recording.recording_reader import Recording
 from setpoint.scheduler.scheduler_config import SchedulerConfig

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from setpoint.recording.format import RecordingError
+from setpoint.core.errors import RecordingError
 from setpoint.recording.frames import frame
 
 logger = logging.getLogger(__name__)

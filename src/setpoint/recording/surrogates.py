@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from setpoint.core.bounds import INT32_MAX
+from setpoint.core.errors import RecordingError
 from setpoint.core.request import Ids, Request, pack_ids, unpack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.recording.chain import Places
@@ -25,7 +26,6 @@ from setpoint.recording.format import (
     KeptPlan,
     KeptRecord,
     KeptResult,
-    RecordingError,
 )
 
 INVALID_ID = -1

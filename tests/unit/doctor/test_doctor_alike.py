@@ -11,8 +11,8 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.load import weigh
 from setpoint.doctor.observations import Event, Observations
+from setpoint.doctor.readers.kinds import is_saved
 from setpoint.doctor.readers.log.reader import read_chunks
-from setpoint.doctor.readers.metrics import is_saved
 
 READY = {"max_total_num_tokens": 400_000, "context_len": 32_768}
 

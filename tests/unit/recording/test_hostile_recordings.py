@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from setpoint.core.errors import RecordingError
 from setpoint.recording import frames
-from setpoint.recording.format import RecordingError
 from setpoint.recording.frames import (
     MARKER,
     MAX_MARKERS,

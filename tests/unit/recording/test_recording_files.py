@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from setpoint.core.errors import RecordingError
 from setpoint.core.messages import Shutdown, Stop
 from setpoint.core.records import Received, Turn
 from setpoint.recording import segments, writer
-from setpoint.recording.format import ON, KeptPlan, RecordingError
+from setpoint.recording.format import ON, KeptPlan
 from setpoint.recording.frames import FrameReader, frame
 from setpoint.recording.kept_content import Open
 from setpoint.recording.recording_reader import open_recording

@@ -10,10 +10,10 @@ from setpoint.commands.replay_command import replay
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
 from setpoint.config.options import Options
-from setpoint.core.errors import ConfigError
+from setpoint.core.errors import ConfigError, RecordingError
 from setpoint.launch.child.mapping import recording_config
 from setpoint.launch.parent.preflight import preflight
-from setpoint.recording.format import OFF, ON, RecordingError
+from setpoint.recording.format import OFF, ON
 from setpoint.recording.writer import RecordingConfig
 
 

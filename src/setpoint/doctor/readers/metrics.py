@@ -3,7 +3,6 @@ is a moment: it has the gauges of the second scrape, and what was added to count
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,21 +19,7 @@ from setpoint.doctor.readers.scrape import Scrape, Values, pages_in, quantiles, 
 EVERY_S = 1.0
 TIER_OFF = "cache_tier_off"
 COUNTER = "realtime_tokens"
-_PAGE = re.compile(
-    rb"# (?:HELP|TYPE) |(?:sglang[:_]|setpoint:)[\w:]+(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d|NaN|Inf)"
-)
-"""How a page of metrics begins: a comment, or a name with a number. Names of containers, which
-stand before the lines of a log, begin like those of metrics."""
 RESTARTED = "The server restarted while it was watched. The report is about the time after that."
-
-
-def is_saved(path: Path) -> bool:
-    """Whether a file begins like a page of metrics."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(4096).lstrip()
-    return _PAGE.match(head) is not None
 
 
 def read_saved(name: str) -> Observations:

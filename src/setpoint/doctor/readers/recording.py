@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
-from setpoint.core.errors import SourceError
+from setpoint.core.errors import RecordingError, SourceError
 from setpoint.core.moments import Moment, quantile
 from setpoint.core.records import PoolRebuilt, Record, RequestDone, SettingsChanged, Turn
 from setpoint.core.settings import Settings
@@ -22,22 +22,9 @@ from setpoint.recording.format import (
     Kept,
     KeptRecord,
     KeptTurn,
-    RecordingError,
     consistent,
 )
-from setpoint.recording.frames import MARKER
 from setpoint.recording.recording_reader import Recording, open_recording
-from setpoint.recording.segments import segments_there
-
-
-def is_recording(path: Path) -> bool:
-    """Whether a file, or the oldest part of it that is left, begins like a recording."""
-    if not path.exists():
-        return path.parent.is_dir() and bool(segments_there(path))
-    if not path.is_file():  # what is read from a pipe is gone
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MARKER)) == MARKER
 
 
 def open_source(name: str) -> Recording:

@@ -1,4 +1,5 @@
-"""Determines what each SOURCE of ``setpoint doctor`` is, and reads it with the right reader."""
+"""Determines what each SOURCE of ``setpoint doctor`` is, and reads it with the right reader. The
+readers of all but logs are imported when they are used, because most sources are logs."""
 
 from __future__ import annotations
 
@@ -10,12 +11,9 @@ from urllib.parse import urlsplit
 from setpoint.core.addresses import url_meant
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations
-from setpoint.doctor.readers.folder import read_folder
+from setpoint.doctor.readers.kinds import is_recording, is_saved
 from setpoint.doctor.readers.log.reader import read_log
 from setpoint.doctor.readers.log.stream import STDIN
-from setpoint.doctor.readers.metrics import is_saved, read_saved, watch_metrics
-from setpoint.doctor.readers.recording import is_recording, open_source, read_recording
-from setpoint.doctor.readers.server import watch_server
 from setpoint.doctor.timeline import thinned
 
 MAX_MOMENTS = 1 << 16
@@ -53,8 +51,12 @@ def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> l
         return [_watch(name, seconds, past_s, api_key)]
     path = Path(name)
     if path.is_dir():
+        from setpoint.doctor.readers.folder import read_folder
+
         return read_folder(name)
     if is_recording(path):
+        from setpoint.doctor.readers.recording import open_source, read_recording
+
         return [read_recording(open_source(name), name)]
     if not path.exists():
         if meant := url_meant(name):
@@ -64,6 +66,8 @@ def _observe(name: str, seconds: float, past_s: float, api_key: str | None) -> l
             " the URL of a server (http://…), or - for standard input."
         )
     if is_saved(path):
+        from setpoint.doctor.readers.metrics import read_saved
+
         return [read_saved(name)]
     return read_log(name)
 
@@ -78,5 +82,9 @@ def _watch(url: str, seconds: float, past_s: float, api_key: str | None) -> Obse
         raise SourceError(f"{url!r} is not a URL: http://HOST:PORT was expected.")
     is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
     if is_page:
+        from setpoint.doctor.readers.metrics import watch_metrics
+
         return watch_metrics(url, seconds=seconds, api_key=key)
+    from setpoint.doctor.readers.server import watch_server
+
     return watch_server(url, seconds=seconds, past_s=past_s, api_key=key)

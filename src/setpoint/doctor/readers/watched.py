@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from setpoint.doctor.observations import Observations, Rank
+from setpoint.doctor.readers.kinds import is_recording, is_saved
 from setpoint.doctor.readers.log.reader import read_chunks
 from setpoint.doctor.readers.log.stream import is_packed
-from setpoint.doctor.readers.metrics import is_saved
-from setpoint.doctor.readers.recording import is_recording
 from setpoint.doctor.readers.sources import observe_sources
 
 WINDOW_S = 300.0
