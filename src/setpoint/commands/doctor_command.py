@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 
 from rich.console import Console
 
@@ -82,10 +81,6 @@ def _run(options: DoctorOptions, console: Console) -> int:
     reports = [(diagnose(seen), seen) for seen in lives]
     report, seen = main_report(reports)
     others = [other for other, _ in reports if other is not report]
-    if options.html is not None:
-        from setpoint.doctor.report.html import page
-
-        _write(Path(options.html), page(report, seen, BY_CAUSE, others))
     if options.json:
         print(json.dumps(contract(report, others), indent=2))
     else:
@@ -94,7 +89,7 @@ def _run(options: DoctorOptions, console: Console) -> int:
 
 
 def _check_watch(options: DoctorOptions) -> None:
-    for name in ("json", "html", "all"):
+    for name in ("json", "all"):
         if getattr(options, name):
             raise ConfigError(
                 f"--watch refreshes one screen and cannot be combined with --{name}; leave one of"
@@ -140,10 +135,3 @@ def _waiting(options: DoctorOptions) -> Iterator[None]:
     text = f"watching {watched[0]} for {options.seconds:g} s" if watched else "reading"
     with Console(stderr=True).status(text):
         yield
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written: {error.strerror}.") from None

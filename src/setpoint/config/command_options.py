@@ -172,15 +172,6 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: Annotated[
         bool, Option(DIAGNOSES, "Print the report as JSON (docs/doctor.md describes it).")
     ] = False
-    html: Annotated[
-        str | None,
-        Option(
-            DIAGNOSES,
-            "Write the report, with large charts, to this file: a single HTML page without"
-            " external files.",
-            metavar="FILE",
-        ),
-    ] = None
     watch: Annotated[
         bool,
         Option(

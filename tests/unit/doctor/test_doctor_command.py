@@ -71,15 +71,6 @@ def test_json(capped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_the_page_is_written(
-    capped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capped, "--html", tmp_path / "report.html") == 1
-    assert "--max-running-requests" in (tmp_path / "report.html").read_text()
-    assert run(capped, "--html", tmp_path / "no" / "report.html") == 2
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
-
-
 def test_all_shows_more(capped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capped, "--all") == 1
     assert "Wrong if" in capsys.readouterr().out

@@ -19,13 +19,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.log import stream
 from setpoint.doctor.readers.log.reader import read_chunks, read_log
-from setpoint.doctor.readers.log.wrapping import unwrap
 
-EARLY_2024 = """\
-new fill batch. #seq: 2. #cached_token: 478. #new_token: 254. #remaining_req: 3. #running_req: 4. tree_cache_hit_rate: 80.81%.
-INFO:     127.0.0.1:40192 - "POST /v1/chat/completions HTTP/1.1" 200 OK
-#running-req: 6, #token: 1442, token usage: 0.18, #queue-req: 3
-"""
 LATE_2024 = """\
 [16:43:29 TP0] Prefill batch. #new-seq: 4, #new-token: 8192, #cached-token: 291, cache hit rate: 2.76%, token usage: 0.04, #running-req: 1, #queue-req: 38
 [16:43:31 TP0] Decode batch. #running-req: 29, #token: 12000, token usage: 0.55, gen throughput (token/s): 1204.50, #queue-req: 18
@@ -44,18 +38,6 @@ def read(text: str | bytes, name: str = "server.log") -> Observations:
     data = text.encode() if isinstance(text, str) else text
     (seen,) = read_chunks(name, [data])
     return seen
-
-
-def test_lines_of_early_2024() -> None:
-    seen = read(EARLY_2024)
-    prefill, decode = seen.ranks[0].moments
-    assert (prefill.num_prefill, prefill.new_seqs, prefill.new_tokens) == (1, 2, 254)
-    assert (prefill.cached_tokens, prefill.queue, prefill.running) == (478, 3, 4)
-    assert prefill.other == {"tree-cache-hit-rate": 0.8081}
-    assert (decode.num_decode, decode.running, decode.tokens, decode.usage) == (1, 6, 1442, 0.18)
-    assert seen.sources[0].clock == "none"
-    assert seen.sources[0].generation == "SGLang 2024"
-    assert (decode.line, seen.coverage, seen.sources[0].num_batch_lines) == (3, 1.0, 2)
 
 
 def test_lines_of_late_2024_have_a_clock_without_a_date() -> None:
@@ -125,8 +107,6 @@ WRAPPED = {
         for line in PLAIN
     ],
     "logging": [f"2025-09-03 18:33:20,123 - INFO - {line}" for line in PLAIN],
-    "csv": [f'175692440000{i},"{line}"' for i, line in enumerate(PLAIN)],
-    "csv with dates": [f'2025-09-03 18:33:2{i}.120,"{line}"' for i, line in enumerate(PLAIN)],
     "milliseconds": [line.replace(" TP0]", ".250 TP0]") for line in PLAIN],
     "windows": [f"{line}\r" for line in PLAIN],
 }
@@ -153,12 +133,6 @@ def test_a_wrapped_line_without_a_stamp_has_the_time_of_its_wrapping(ending: str
         21.5,
         22.5,
     ]
-
-
-def test_a_row_of_a_csv_export_holds_quotation_marks_twice() -> None:
-    found = unwrap(b'1756924400123,"[2025-09-03 18:33:20] model=""a"", batch"\r\n')
-    assert found.text == b'[2025-09-03 18:33:20] model="a", batch'
-    assert found.stamp == 1756924400.123
 
 
 def test_times_without_stamps_follow_from_the_throughput() -> None:

@@ -270,8 +270,7 @@ class _Page:
         yield from self._labelled("Read", "; ".join(part for part in (read, server) if part))
         yield from self._labelled(
             "More",
-            f"--explain {self._report.verdict} explains it; --all shows all; --html FILE draws "
-            "large charts.",
+            f"--explain {self._report.verdict} explains it; --all shows all.",
         )
 
     def _labelled(self, label: str, text: str | Text, style: str = "") -> Iterator[Text]:

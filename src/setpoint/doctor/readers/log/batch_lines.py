@@ -1,7 +1,6 @@
 """Reads one line that reports a batch, and makes the pattern of all lines of the same shape.
 
-The generations, from threads of sgl-project/sglang: early 2024 ``new fill batch. #seq: 1.
-#cached_token: 478. …`` and bare ``#running-req: 3, …`` (#393); 2024 ``Prefill batch. … cache hit
+The generations, from threads of sgl-project/sglang: 2024 ``Prefill batch. … cache hit
 rate: 2.76% …`` (#1612); 2025 ``Decode batch. … cuda graph: True, …, `` (#10053), with speculation
 ``accept len: 2.54, …, largest-len: 0`` (#4759), disaggregated ``#unbootstrapped-req`` (#7353); from
 late 2025 with commas (#13023, #22166); 2026 ``#full token``, ``swa token usage``, ``mamba usage``,
@@ -27,7 +26,6 @@ Kind = Literal["prefill", "decode"]
 FIELDS = {
     "running-req": "running",
     "queue-req": "queue",
-    "remaining-req": "queue",
     "grammar-queue-req": "preparing",
     "token usage": "usage",
     "full token usage": "usage",
@@ -35,7 +33,6 @@ FIELDS = {
     "full token": "tokens",
     "pending-token": "pending_tokens",
     "new-seq": "new_seqs",
-    "seq": "new_seqs",
     "new-token": "new_tokens",
     "cached-token": "cached_tokens",
     "gen throughput (token/s)": "gen_throughput",
@@ -48,7 +45,6 @@ FIELDS = {
 
 _KNOWN = {
     "cache hit rate",
-    "tree-cache-hit-rate",
     "accept len",
     "accept rate",
     "largest-len",
@@ -71,9 +67,7 @@ _KNOWN = {
 MAX_BATCH_LINE = 1 << 13
 MAX_FIELDS = 64
 """A server's lines do not have more fields; the longest have some 25."""
-_START = re.compile(
-    rb"(?:([A-Za-z]+(?: fill)?) batch[.,]? *(?:\[(\d+)\])?[.,]? *(?=#)|(?=#running-req: ))"
-)
+_START = re.compile(rb"([A-Za-z]+) batch[.,]? *(?:\[(\d+)\])?[.,]? *(?=#)")
 _BETWEEN = re.compile(rb"[.,] +|[.,] *$")
 _VALUE = re.compile(rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan)|True|False")
 # Sets of single characters, which the regular expression engine keeps as bitmaps; \d is none.
@@ -113,17 +107,9 @@ class Shape:
     stamp_is_last: bool
 
 
-_OF_A_PAUSE = (b"Generation paused (", b"Generation continued after ")
-"""What begins Setpoint's lines about pauses, which count requests as lines about batches do."""
-
-
 def looks_like_batch(line: bytes) -> bool:
     """Whether the line reports a batch, or begins to and is cut off."""
-    return (b" batch" in line[:400] and _START.search(line, 0, 400) is not None) or (
-        b"#running-req: " in line[:200]
-        and b"#queue-req" in line
-        and not any(words in line for words in _OF_A_PAUSE)
-    )
+    return b" batch" in line[:400] and _START.search(line, 0, 400) is not None
 
 
 def shape_of(line: bytes) -> Shape | None:
@@ -157,7 +143,7 @@ def shape_of(line: bytes) -> Shape | None:
         ending = (
             rb"[ \t\r,.]*" + digits_pattern(tail[: stamp.start()]) + stamp_pattern(stamp) + rb".*"
         )
-    kind: Kind = "prefill" if {"new-seq", "seq"} & set(names) else "decode"
+    kind: Kind = "prefill" if "new-seq" in names else "decode"
     if "running-req" not in names and kind == "decode":
         return None
     marker = start.group()

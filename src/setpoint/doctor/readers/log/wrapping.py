@@ -2,9 +2,7 @@
 
 Forms: docker compose and ``kubectl logs --prefix`` (a name first), the Kubernetes runtime's files
 (time, stream, flag), docker's JSON files and structured loggers (the line is a value), journald and
-syslog (time, host, unit), rows of a CSV export (time, message in quotation marks), ``logging``'s
-usual format (time, level), Ray (actor and process), Slurm (number of the task), ``grep -n`` (number
-of the line).
+syslog (time, host, unit), ``logging``'s usual format (time, level), and Ray (actor and process).
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ _LEADS = [
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ",
         rb"(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)) ",  # docker logs --timestamps
         rb"\([A-Z]\w+ pid=\d+(?:, ip=[\w.:]+)?\) ",  # Ray
-        rb"\d{1,4}: (?=\[[\dDTPg])",  # srun --label
-        rb"\d{1,9}[:-](?=[^\d\s]|\d{4}-\d\d-\d\d)",  # grep -n
         rb"[\w.-]+ [\w.-]+ (?=\[[\dDTPg])",  # stern: pod, container
         rb"(?:DEBUG|INFO|WARNING|ERROR) +(?=\[[\dDTPg])",
         # Python's logging: time, level, perhaps the process and the logger
@@ -46,11 +42,6 @@ _LEADS = [
         rb"(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) \S+ (?P<name>[\w@.-]+)(?:\[\d+\])?: ",
     )
 ]
-
-_ROW = re.compile(
-    rb'"?(?P<stamp>\d{10,19}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d:.+Z-]*)"?,(?P<quote>"|(?=[^\d"]))'
-)
-"""How a row of a CSV export begins, as log services make it; the message is its last field."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,9 +62,6 @@ def unwrap(line: bytes) -> Unwrapped:
         found = _from_json(line)
         if found is not None:
             return found
-    row = _ROW.match(line)
-    if row is not None:
-        return _from_row(line, row)
     start, origin, stamp = 0, "", None
     for _ in range(3):  # docker compose around a runtime's time, for instance
         match = next(filter(None, (lead.match(line, start) for lead in _LEADS)), None)
@@ -107,25 +95,6 @@ def _from_json(line: bytes) -> Unwrapped | None:
     stamp = next((at for key in _TIMES if (at := _when(fields.get(key))) is not None), None)
     start = line.find(inner.text[:24]) if inner.text else -1
     return Unwrapped(inner.text, origin, stamp, start if start >= 0 else None)
-
-
-def _from_row(line: bytes, row: re.Match[bytes]) -> Unwrapped:
-    """The message of a row. In quotation marks, a quotation mark is written twice; the last one is
-    missing if the message has several lines."""
-    message, start = line[row.end() :], row.end()
-    if row["quote"]:
-        message = message.rstrip(b"\r\n")
-        message = message.removesuffix(b'"') if message.count(b'"') % 2 else message
-    stamp = row["stamp"].decode()
-    at = _when(int(stamp) if stamp.isdigit() else stamp)
-    inner = unwrap(message.replace(b'""', b'"') if row["quote"] else message)
-    is_same = inner.start is not None and b'""' not in message
-    return Unwrapped(
-        inner.text,
-        inner.origin,
-        at if inner.stamp is None else inner.stamp,
-        start + (inner.start or 0) if is_same else None,
-    )
 
 
 def _when(value: Any) -> float | None:
