@@ -10,7 +10,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "observe": ({"core"}, {"msgspec"}),
     "doctor": (
         {"core", "observe", "recording"},
-        {"httpx2", "msgspec", "numpy", "prometheus_client", "zstandard"},
+        {"httpx2", "msgspec", "prometheus_client", "zstandard"},
     ),
     "doctor.report": ({"core", "doctor"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),

@@ -83,3 +83,10 @@ def test_an_extra_is_found_by_the_modules_that_it_brings(extra: str) -> None:
 def test_what_is_always_installed_is_in_no_extra() -> None:
     both = names_of(PROJECT["dependencies"]) & names_of(PROJECT["optional-dependencies"]["serve"])
     assert both == set()
+
+
+@pytest.mark.parametrize("command", ["doctor", "top"])
+def test_what_reads_logs_and_figures_starts_without_numpy(command: str) -> None:
+    """Nor with an HTTP client or a parser of metrics in the doctor, whose usual source is a log."""
+    blocked = {"numpy"} | ({"httpx2", "prometheus_client"} if command == "doctor" else set())
+    assert imported_without(blocked, LIGHT[command]) == "[]"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from setpoint.core.bounds import INT32_MAX, INT64_MAX, Count, Int64, TokenId
@@ -29,7 +27,13 @@ MAX_SAMPLING_MASK = 1024
 
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
-Ids = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids = npt.NDArray[np.int32]
+else:  # numpy is imported with the first ids: what reads logs and figures of a server needs none
+    Ids = Any
 """Token ids or page numbers, little-endian int32, one dimension."""
 
 PoolingKind = Literal["last", "mean"]
@@ -40,12 +44,16 @@ tokens."""
 def pack_ids(ids: Iterable[int] | Ids) -> bytes:
     """Token ids as little-endian int32 bytes. At 32k tokens a list would cost milliseconds on the
     wire; bytes do not."""
+    import numpy as np
+
     array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int32)
     return array.astype("<i4", copy=False).tobytes()
 
 
 def unpack_ids(data: bytes) -> Ids:
     """The inverse of :func:`pack_ids`: a read-only view, no copy."""
+    import numpy as np
+
     return np.frombuffer(data, dtype="<i4")
 
 

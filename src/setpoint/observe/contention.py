@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from setpoint.core.records import TurnDone
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from setpoint.core.records import TurnDone
 
 FIRST_S, LATER_S = 10.0, 60.0
 """Seconds of turns after which the share is looked at: at first, and after a warning."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from typing import NoReturn
-
-import numpy as np
 
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
@@ -143,16 +142,16 @@ def _two_pools(sizes: list[float]) -> bool:
     two decimals, so that the size of one pool varies by a few percent."""
     if len(sizes) < 20:
         return False
-    values = np.array(sizes)
     # Split where the gap between neighbours, in proportion, is widest.
-    ordered = np.sort(values)
-    gaps = ordered[1:] / ordered[:-1]
-    widest = int(np.argmax(gaps))
-    if gaps[widest] < 1.15 or min(widest + 1, len(values) - widest - 1) < len(values) / 10:
+    ordered = sorted(sizes)
+    gaps = [larger / smaller for smaller, larger in pairwise(ordered)]
+    widest = gaps.index(max(gaps))
+    if gaps[widest] < 1.15 or min(widest + 1, len(sizes) - widest - 1) < len(sizes) / 10:
         return False
-    upper = values > ordered[widest]
-    changes = np.count_nonzero(upper[1:] != upper[:-1])
-    return bool(changes >= min(8, len(values) / 10))
+    changes = sum(
+        (before > ordered[widest]) != (after > ordered[widest]) for before, after in pairwise(sizes)
+    )
+    return changes >= min(8, len(sizes) / 10)
 
 
 def program_of(lines: bytes) -> str:

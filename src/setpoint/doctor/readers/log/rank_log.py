@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-
-import numpy as np
+from itertools import accumulate, pairwise
+from math import isfinite
 
 from setpoint.doctor.observations import Event, EventKind, Rank
 from setpoint.doctor.readers.log.rows_to_moments import moments
@@ -42,21 +42,21 @@ class RankLog:
         interval: decode steps that a decode line stands for."""
         at = self._times(table, interval)
         columns = table.columns
-        self.num_batches += int(np.nansum(columns["is_prefill"]) + np.nansum(columns["is_decode"]))
+        self.num_batches += int(sum(columns["is_prefill"]) + sum(columns["is_decode"]))
         start = 0
         while start < len(table):
             stride, room = self._timeline.stride, self._timeline.room
             end = min(start + room + stride * max(self._timeline.free - 1, 0), len(table))
             piece = table.rows(start, end)
-            cuts = np.append(0, np.arange(room, end - start, stride))
+            cuts = [0, *range(room, end - start, stride)]
             until = at[end] if end < len(table) else float("nan")
             found = moments(piece, cuts, at[start:end], until, text, first)
-            sizes = np.diff(np.append(cuts, end - start)).tolist()
+            sizes = [later - cut for cut, later in pairwise([*cuts, end - start])]
             for moment, size in zip(found, sizes, strict=True):
                 self._timeline.add(moment, size)
             start = end
-        if len(at):
-            self.last_at = float(at[-1])
+        if at:
+            self.last_at = at[-1]
         return at
 
     def happened(self, event: Event) -> None:
@@ -98,50 +98,59 @@ class RankLog:
         )
 
     def _times(self, table: Table, interval: int) -> Column:
-        known = ~np.isnan(table.at)
-        if not known.any():
+        first = next((at for at in table.at if at == at), None)
+        if first is None:
             if self.is_stamped:
-                return np.full(len(table), self.last_at)
+                return [self.last_at] * len(table)
             return self._estimated(table, interval)
-        if known.all():
-            at = table.at
-        else:  # lines without a stamp: as the one before
-            previous = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
-            before = self._last_raw if self.is_stamped else table.at[known][0]
-            at = np.where(previous >= 0, table.at[previous], before)
+        last = self._last_raw if self.is_stamped else first
+        at = []
+        for each in table.at:
+            if each == each:  # lines without a stamp: as the one before
+                last = each
+            at.append(last)
         return self._repaired(at)
 
     def _repaired(self, at: Column) -> Column:
         """The times without going back: what the clock lost is added to all later times."""
         before = self._last_raw if self.is_stamped else at[0]
-        steps = np.diff(np.append(before, at))
-        lost = np.where(steps < -BACK_S, -steps, 0.0)
-        midnights = (lost > _DAY_S / 2) & (at < _DAY_S)  # stamps without a date
-        lost[midnights] = _DAY_S
-        self.times_back += int(np.count_nonzero((lost > 0) & ~midnights))
-        shifted = at + self.shift + np.cumsum(lost)
-        self.shift += float(lost.sum())
-        self._last_raw = float(at[-1])
-        if self.is_stamped:
-            shifted[0] = max(shifted[0], self.last_at)
+        latest = self.last_at if self.is_stamped else at[0] + self.shift
+        repaired = []
+        for each in at:
+            if each - before < -BACK_S:
+                if before - each > _DAY_S / 2 and each < _DAY_S:  # stamps without a date
+                    self.shift += _DAY_S
+                else:
+                    self.shift += before - each
+                    self.times_back += 1
+            before = each
+            latest = max(latest, each + self.shift)
+            repaired.append(latest)
+        self._last_raw = before
         self.is_stamped = True
-        return np.maximum.accumulate(shifted)
+        return repaired
 
     def _estimated(self, table: Table, interval: int) -> Column:
         """Estimated times of lines without timestamps. A decode line says how many tokens were
         generated per second since the one before, a prefill line the same for prompts; each sum is
         the time since the first line."""
-        zeros = np.zeros(len(table))
-        columns = table.columns
-        decode = (
-            interval * columns.get("running", zeros) / columns.get("gen_throughput", zeros * np.nan)
-        )
-        prefill = columns.get("new_tokens", zeros) / columns.get("input_throughput", zeros * np.nan)
-        decode, prefill = (np.where(np.isfinite(each), each, 0.0) for each in (decode, prefill))
-        if not (decode.any() or prefill.any()):  # nothing but the order
-            decode = zeros if self.is_estimated else zeros + 1.0
+        decode = _ratios(table, "running", "gen_throughput", interval)
+        prefill = _ratios(table, "new_tokens", "input_throughput", 1)
+        if not (any(decode) or any(prefill)):  # nothing but the order
+            decode = [0.0 if self.is_estimated else 1.0] * len(table)
         else:
             self.is_estimated = True
-        decode, prefill = self._decode_s + np.cumsum(decode), self._prefill_s + np.cumsum(prefill)
-        self._decode_s, self._prefill_s = float(decode[-1]), float(prefill[-1])
-        return np.maximum(decode, prefill)
+        decodes = list(accumulate(decode, initial=self._decode_s))[1:]
+        prefills = list(accumulate(prefill, initial=self._prefill_s))[1:]
+        self._decode_s, self._prefill_s = decodes[-1], prefills[-1]
+        return list(map(max, decodes, prefills))
+
+
+def _ratios(table: Table, above: str, below: str, factor: int) -> Column:
+    """For each line factor * above / below; 0.0 where that is no number."""
+    none = [0.0] * len(table)
+    tops, bottoms = table.columns.get(above, none), table.columns.get(below, none)
+    found = (
+        factor * top / bottom if bottom else 0.0 for top, bottom in zip(tops, bottoms, strict=True)
+    )
+    return [each if isfinite(each) else 0.0 for each in found]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-
-import numpy as np
+from itertools import accumulate
 
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
@@ -21,6 +21,8 @@ from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence
 from setpoint.doctor.readers.log.stream import MAX_LINE, SwollenError, blocks, open_log
 from setpoint.doctor.readers.log.table import Table, Tables
 from setpoint.doctor.readers.log.wrapping import unwrap
+
+_END = re.compile(rb"\n")
 
 
 def read_log(name: str, budget: Budget | None = None) -> list[Observations]:
@@ -271,7 +273,7 @@ def _marks(names: Iterable[str], style: str) -> Iterator[str]:
 def _hits(lines: list[bytes]) -> list[int]:
     """Indices of the lines that have one of the key words."""
     text = b"\n".join(lines)
-    ends = np.cumsum([len(line) + 1 for line in lines]).tolist()
+    ends = list(accumulate(len(line) + 1 for line in lines))
     found: set[int] = set()
     for word in KEYWORDS:
         position = text.find(word)
@@ -301,7 +303,6 @@ class _Lines:
 
     def line(self, number: int) -> bytes:
         if self._ends is None:
-            marks = np.frombuffer(self._block, np.uint8) == ord("\n")
-            self._ends = [*np.flatnonzero(marks).tolist(), len(self._block)]
+            self._ends = [*(end.start() for end in _END.finditer(self._block)), len(self._block)]
         start = self._ends[number - 1] + 1 if number else 0
         return self._block[start : self._ends[number]][:MAX_LINE]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from setpoint.core.moments import Moment
 from setpoint.doctor.readers.log.table import Column, Table
@@ -29,9 +26,13 @@ LONGEST_S = 60.0
 nothing to do."""
 
 
+Stretch = tuple[int, int]
+"""The rows [begin, end) of a table."""
+
+
 def moments(
     table: Table,
-    cuts: NDArray[np.int64],
+    cuts: Sequence[int],
     at: Column,
     until: float,
     text: Callable[[int], str],
@@ -42,21 +43,23 @@ def moments(
     at: seconds of each line, repaired; until: of the line after the last one, or NaN; text: the
     text of a line by its number within the block; first: the number of the block's first line.
     """
-    ends = np.append(cuts[1:], len(table))
-    following = np.append(at[1:], until if until == until else at[-1])
-    begins = at[cuts]
-    seconds = np.minimum(following - at, LONGEST_S)
-    lasts = at[ends - 1] + seconds[ends - 1] - begins
-    figures: dict[str, list[Any]] = {"at": begins.tolist(), "seconds": lasts.tolist()}
-    columns = {name: c for name, c in table.columns.items() if c.size and not np.isnan(c).all()}
+    stretches = list(zip(cuts, [*cuts[1:], len(table)], strict=True))
+    following = [*at[1:], until if until == until else at[-1]]
+    figures: dict[str, Sequence[Any]] = {
+        "at": [at[begin] for begin, _ in stretches],
+        "seconds": [
+            at[end - 1] + min(following[end - 1] - at[end - 1], LONGEST_S) - at[begin]
+            for begin, end in stretches
+        ],
+    }
+    columns = {name: c for name, c in table.columns.items() if any(value == value for value in c)}
     for name, column in columns.items():
-        _figures(figures, name, column, cuts)
-    _prefills(figures, columns, cuts)
-    _graphs(figures, columns, cuts)
+        _figures(figures, name, column, stretches)
+    _graphs(figures, columns, stretches)
     found = []
-    for index, cut in enumerate(cuts.tolist()):
+    for index, cut in enumerate(cuts):
         values = {name: column[index] for name, column in figures.items()}
-        number = int(table.line[cut])
+        number = table.line[cut]
         found.append(_moment(values, number + first, text(number)))
     return found
 
@@ -75,56 +78,50 @@ def _moment(values: Mapping[str, Any], line: int, text: str) -> Moment:
 
 
 def _figures(
-    figures: dict[str, list[Any]], name: str, column: Column, cuts: NDArray[np.int64]
+    figures: dict[str, Sequence[Any]], name: str, column: Column, stretches: Sequence[Stretch]
 ) -> None:
+    known = [[value for value in column[begin:end] if value == value] for begin, end in stretches]
     if name in SUMS or name in ("is_prefill", "is_decode"):
         key = {"is_prefill": "num_prefill", "is_decode": "num_decode"}.get(name, name)
-        totals = np.add.reduceat(np.nan_to_num(column), cuts)
-        figures[key] = [int(total) for total in totals]
+        figures[key] = [int(sum(values)) for values in known]
+        if name == "new_tokens":
+            figures["largest_prefill"] = [int(max(values, default=0.0)) for values in known]
     elif name in MEANS:
-        figures[name] = _known(_means(column, cuts))
+        figures[name] = _means(known)
         if name in MOST:
-            figures[f"{name}_max"] = _known(np.fmax.reduceat(column, cuts))
+            figures[f"{name}_max"] = [max(values, default=None) for values in known]
         if name == "queue":
-            figures["queue_min"] = _known(np.fmin.reduceat(column, cuts))
+            figures["queue_min"] = [min(values, default=None) for values in known]
     elif ":" in name:
-        figures[name] = _known(np.fmax.reduceat(column, cuts))
+        figures[name] = [max(values, default=None) for values in known]
 
 
-def _means(column: Column, cuts: NDArray[np.int64]) -> Column:
-    known = ~np.isnan(column)
-    count = np.add.reduceat(known.astype(np.float64), cuts)
-    total = np.add.reduceat(np.where(known, column, 0.0), cuts)
-    means: Column = np.divide(total, count, out=np.full(len(cuts), np.nan), where=count > 0)
-    return means
-
-
-def _known(column: Column) -> list[float | None]:
-    return [value if value == value else None for value in column.tolist()]
-
-
-def _prefills(
-    figures: dict[str, list[Any]], columns: Mapping[str, Column], cuts: NDArray[np.int64]
-) -> None:
-    if "new_tokens" in columns:
-        largest = np.fmax.reduceat(np.nan_to_num(columns["new_tokens"]), cuts)
-        figures["largest_prefill"] = [int(tokens) for tokens in largest]
+def _means(known: Iterable[Sequence[float]]) -> list[float | None]:
+    return [sum(values) / len(values) if values else None for values in known]
 
 
 def _graphs(
-    figures: dict[str, list[Any]], columns: Mapping[str, Column], cuts: NDArray[np.int64]
+    figures: dict[str, Sequence[Any]],
+    columns: Mapping[str, Column],
+    stretches: Sequence[Stretch],
 ) -> None:
     """Add the graph figures of decode batches only, because prefill batches usually have no
     graph."""
     graph = columns.get("graph")
     if graph is None:
         return
-    decode = columns["is_decode"] == 1
-    missed = decode & (graph == 0)
-    figures["graph_hits"] = [
-        int(n) for n in np.add.reduceat(decode & (graph == 1), cuts, dtype=int)
-    ]
-    figures["graph_misses"] = [int(n) for n in np.add.reduceat(missed, cuts, dtype=int)]
+    decode = columns["is_decode"]
+    with_graph, without = (
+        [
+            [row for row in range(begin, end) if decode[row] == 1 and graph[row] == kind]
+            for begin, end in stretches
+        ]
+        for kind in (1, 0)
+    )
+    figures["graph_hits"] = list(map(len, with_graph))
+    figures["graph_misses"] = list(map(len, without))
     running = columns.get("running")
-    if running is not None and missed.any():
-        figures["missed_running"] = _known(_means(np.where(missed, running, np.nan), cuts))
+    if running is not None and any(without):
+        figures["missed_running"] = _means(
+            [running[row] for row in rows if running[row] == running[row]] for rows in without
+        )

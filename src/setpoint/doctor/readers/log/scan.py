@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, field
 from itertools import compress
 
-import numpy as np
-
 from setpoint.doctor.readers.log.batch_lines import Shape, looks_like_batch, shape_of
 from setpoint.doctor.readers.log.stream import MAX_LINE
 
@@ -62,16 +60,16 @@ class Scanner:
         if b"\n\n" not in block:
             return self._scan(block)
         # Empty lines mean nothing, and there may be millions of them.
-        ends = np.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")), len(block))
-        filled = np.flatnonzero(np.diff(ends, prepend=-1) > 1).tolist()
+        lines = block.split(b"\n")
+        filled = [number for number, line in enumerate(lines) if line]
         scanned = self._scan(_EMPTY.sub(b"\n", block).strip(b"\n"))
         if not filled:
-            return Scanned([], [], len(ends))
+            return Scanned([], [], len(lines))
         for found in scanned.found:
             found.lines = [filled[number] for number in found.lines]
         scanned.rest = [(filled[number], line) for number, line in scanned.rest]
         scanned.not_understood = [(filled[number], line) for number, line in scanned.not_understood]
-        scanned.num_lines = len(ends)
+        scanned.num_lines = len(lines)
         return scanned
 
     def _scan(self, block: bytes) -> Scanned:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
-
-import numpy as np
-from numpy.typing import NDArray
+from operator import itemgetter
 
 from setpoint.doctor.observations import Event, Evidence
 from setpoint.doctor.readers.log import startup
 from setpoint.doctor.readers.log.life import Life
 from setpoint.doctor.readers.log.messages import Happened, Message, event_in
 from setpoint.doctor.readers.log.server_args import begin_of_options, without_secrets
-from setpoint.doctor.readers.log.table import MAX_RANKS, Column, Table, concatenate, retractions
+from setpoint.doctor.readers.log.table import MAX_RANKS, Table, concatenate, retractions
 from setpoint.doctor.readers.log.trace import Options, Traceback
+
+_line_of = itemgetter(0)
 
 MAX_LIVES = 64
 """Most starts of one server that are kept."""
@@ -62,7 +63,7 @@ class ServerLog:
         self._taken = 0
         self._events: list[tuple[str, Event]] = []
         self._retracted: dict[str, list[tuple[int, float, dict[str, float]]]] = {}
-        self._order: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
+        self._order: tuple[list[int], list[bool]] | None = None
 
     @property
     def life(self) -> Life:
@@ -247,7 +248,7 @@ class ServerLog:
         if self._order is None:
             self._order = _order(self._tables.values())
         lines, prefills = self._order
-        index = int(np.searchsorted(lines, number))
+        index = bisect_left(lines, number)
         if index and lines[index - 1] >= self._taken:
             return "prefill" if prefills[index - 1] else "decode"
         return self.life.last_kind
@@ -256,16 +257,15 @@ class ServerLog:
         """Give the present life the lines before ``end`` that it does not have yet."""
         life = self.life
         kind = self._kind_before(end)
-        times: list[tuple[NDArray[np.int64], Column]] = []
+        times: list[tuple[int, float]] = []
         for name, table in self._with_retractions().items():
             part = table.part(self._taken, end)
             if len(part):
                 rank = life.rank(name)
                 at = rank.take(part, self._text, self._first, interval=life.interval)
-                times.append((part.line, at))
+                times += zip(part.line, at, strict=True)
                 if life.has_options:
-                    lines = part.line + self._first
-                    life.num_before_ready += int(np.count_nonzero(lines < life.ready_line))
+                    life.num_before_ready += bisect_left(part.line, life.ready_line - self._first)
                 self._pool_sizes(part)
         life.last_kind = kind
         if self._events:
@@ -284,18 +284,19 @@ class ServerLog:
         usage, tokens = part.columns.get("usage"), part.columns.get("tokens")
         if usage is None or tokens is None or len(self.pools) > 200_000:
             return
-        clear = (usage >= 0.2) & (tokens > 0)
-        self.pools += (tokens[clear] / usage[clear]).tolist()[:: max(len(part) // 500, 1)]
+        sizes = [
+            held / share
+            for held, share in zip(tokens, usage, strict=True)
+            if share >= 0.2 and held > 0
+        ]
+        self.pools += sizes[:: max(len(part) // 500, 1)]
 
-    def _date_events(self, times: list[tuple[NDArray[np.int64], Column]]) -> None:
+    def _date_events(self, times: list[tuple[int, float]]) -> None:
         """Give events without a timestamp the time of the batch line before them."""
-        lines = np.concatenate([line for line, _ in times]) if times else np.zeros(0, np.int64)
-        at = np.concatenate([each for _, each in times]) if times else np.zeros(0)
-        order = np.argsort(lines, kind="stable")
-        lines, at = lines[order], at[order]
+        times.sort(key=_line_of)
         for name, event in self._events:
-            index = int(np.searchsorted(lines, event.line - self._first, side="right"))
-            before = float(at[index - 1]) if index else self.life.last_at
+            index = bisect_right(times, event.line - self._first, key=_line_of)
+            before = times[index - 1][1] if index else self.life.last_at
             if event.at is None:
                 event.at = before
             elif before is not None:
@@ -304,12 +305,12 @@ class ServerLog:
         self._events = []
 
 
-def _order(tables: Iterable[Table]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _order(tables: Iterable[Table]) -> tuple[list[int], list[bool]]:
     """The numbers of all batch lines in order, and whether each is about a prefill."""
-    parts = list(tables)
-    if not parts:
-        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    lines = np.concatenate([table.line for table in parts])
-    prefills = np.concatenate([table.columns["is_prefill"] == 1 for table in parts])
-    order = np.argsort(lines, kind="stable")
-    return lines[order], prefills[order]
+    found = [
+        (line, is_prefill == 1)
+        for table in tables
+        for line, is_prefill in zip(table.line, table.columns["is_prefill"], strict=True)
+    ]
+    found.sort(key=_line_of)
+    return [line for line, _ in found], [is_prefill for _, is_prefill in found]

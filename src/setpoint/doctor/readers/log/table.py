@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from math import isfinite, nan
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from setpoint.doctor.plausible import MAX_FIGURE, MAX_USAGE
 from setpoint.doctor.readers.log.batch_lines import field_of
 from setpoint.doctor.readers.log.scan import Found
 from setpoint.doctor.readers.log.wrapping import seconds_of
 
-Column = NDArray[np.float64]
+Column = list[float]
 MAX_RANKS = 256
 """Most ranks of one server. A log with more is not genuine, and the others are left out."""
 _DECODER = msgspec.json.Decoder(list[float])
@@ -26,7 +25,7 @@ class Table:
     """Lines of one rank in the order of the log. Every column is as long as ``line``; NaN: the line
     does not have the figure."""
 
-    line: NDArray[np.int64]
+    line: list[int]
     """Numbers of the lines within the block."""
     at: Column
     """Seconds; NaN without a timestamp."""
@@ -39,16 +38,15 @@ class Table:
 
     def part(self, start: int, end: int) -> Table:
         """The lines whose numbers are in [start, end)."""
-        first, last = np.searchsorted(self.line, [start, end]).tolist()
-        return self.rows(first, last)
+        return self.rows(bisect_left(self.line, start), bisect_left(self.line, end))
 
     def rows(self, first: int, last: int) -> Table:
         columns = {name: column[first:last] for name, column in self.columns.items()}
         return Table(self.line[first:last], self.at[first:last], columns)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Table:
-        columns = {name: column[chosen] for name, column in self.columns.items()}
-        return Table(self.line[chosen], self.at[chosen], columns)
+    def pick(self, rows: Sequence[int]) -> Table:
+        columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}
+        return Table([self.line[row] for row in rows], [self.at[row] for row in rows], columns)
 
 
 class _Times(dict[bytes, float]):
@@ -58,7 +56,7 @@ class _Times(dict[bytes, float]):
         if len(self) > 100_000:
             self.clear()
         found = seconds_of(stamp) if stamp else None
-        self[stamp] = value = float("nan") if found is None else found
+        self[stamp] = value = nan if found is None else found
         return value
 
 
@@ -85,45 +83,50 @@ class Tables:
             ranks, *values, stamps, fractions = found.columns
         else:
             stamps, fractions, ranks, *values = found.columns
-        at = np.fromiter(map(self._times.__getitem__, stamps), np.float64, len(stamps))
+        at = list(map(self._times.__getitem__, stamps))
         if any(fractions):
-            at += _numbers([b"0." + fraction for fraction in fractions])
+            parts = _numbers([b"0." + fraction for fraction in fractions])
+            at = [second + part for second, part in zip(at, parts, strict=True)]
         prefill = float(found.shape.kind == "prefill")
         columns = {
-            "is_prefill": np.full(len(at), prefill),
-            "is_decode": np.full(len(at), 1 - prefill),
+            "is_prefill": [prefill] * len(at),
+            "is_decode": [1 - prefill] * len(at),
         }
         for name, column in zip(found.shape.names, values, strict=True):
             numbers = _numbers(column)
-            columns[field_of(name)] = numbers / 100 if name in found.shape.percent else numbers
-        table = Table(np.array(found.lines, np.int64), at, columns)
-        possible = _possible(columns)
-        if not possible.all():
-            self.impossible += table.line[~possible].tolist()
-            found.lines = table.line[possible].tolist()
-            at, table = at[possible], table.where(possible)
-            columns, ranks = table.columns, tuple(compress(ranks, possible))
+            if name in found.shape.percent:
+                numbers = [number / 100 for number in numbers]
+            columns[field_of(name)] = numbers
+        table = Table(found.lines, at, columns)
+        if impossible := _impossible(columns):
+            self.impossible += [table.line[row] for row in sorted(impossible)]
+            rows = [row for row in range(len(table)) if row not in impossible]
+            table, ranks = table.pick(rows), tuple(ranks[row] for row in rows)
+            found.lines = table.line
         names = set(ranks)
         if len(names) <= 1:
             yield from ((rank_name(name), table) for name in names)
             return
-        codes = np.array(ranks)
+        rows_of: dict[bytes, list[int]] = {name: [] for name in names}
+        for row, rank in enumerate(ranks):
+            rows_of[rank].append(row)
         for rank in sorted(names)[:MAX_RANKS]:
-            yield rank_name(rank), table.where(codes == rank)
+            yield rank_name(rank), table.pick(rows_of[rank])
 
 
-def _possible(columns: dict[str, Column]) -> NDArray[np.bool_]:
-    """Whether all figures of each line are possible. Fields that no check reads may have any finite
-    value."""
-    possible = np.ones(len(columns["is_prefill"]), np.bool_)
+def _impossible(columns: dict[str, Column]) -> set[int]:
+    """The rows with an impossible figure. Fields that no check reads may have any finite value."""
+    found: set[int] = set()
     for name, column in columns.items():
         group = name.partition(":")[0]
+        most = MAX_USAGE if name == "usage" or group == "pool" else MAX_FIGURE
         if group == "other":
-            possible &= np.isfinite(column)
-        else:  # NaN is not at least 0
-            most = MAX_USAGE if name == "usage" or group == "pool" else MAX_FIGURE
-            possible &= (column >= 0) & (column <= most)
-    return possible
+            # A sum is not finite if a number in it is not, and usually finite if all are.
+            if not isfinite(sum(column)):
+                found.update(row for row, value in enumerate(column) if not isfinite(value))
+        elif not (isfinite(sum(column)) and min(column) >= 0 and max(column) <= most):
+            found.update(row for row, value in enumerate(column) if not 0 <= value <= most)
+    return found
 
 
 def rank_name(rank: bytes) -> str:
@@ -132,48 +135,45 @@ def rank_name(rank: bytes) -> str:
 
 def _numbers(texts: Sequence[bytes]) -> Column:
     if texts[0] in (b"True", b"False"):
-        return np.fromiter(map(b"True".__eq__, texts), np.float64, len(texts))
+        return [float(text == b"True") for text in texts]
     try:
         # As a JSON array: several times as fast as float() on each.
-        return np.array(_DECODER.decode(b"[" + b",".join(texts) + b"]"))
+        return _DECODER.decode(b"[" + b",".join(texts) + b"]")
     except msgspec.DecodeError:  # nan, inf, 1e999, or no number at all
-        numbers = np.array([_number(text) for text in texts])
-        numbers[~np.isfinite(numbers)] = np.nan
-        return numbers
+        return [number if isfinite(number) else nan for number in map(_number, texts)]
 
 
 def _number(text: bytes) -> float:
     try:
         return float(text)
     except ValueError:
-        return float("nan")
+        return nan
 
 
 def concatenate(tables: Sequence[Table]) -> Table:
     """One table in the order of the lines."""
     if len(tables) == 1:
         return tables[0]
-    line = np.concatenate([table.line for table in tables])
-    order = np.argsort(line, kind="stable")
-    columns = {}
+    line = [number for table in tables for number in table.line]
+    columns: dict[str, Column] = {}
     for name in dict.fromkeys(name for table in tables for name in table.columns):
-        parts = [table.columns.get(name, np.full(len(table), np.nan)) for table in tables]
-        columns[name] = np.concatenate(parts)[order]
-    return Table(line[order], np.concatenate([table.at for table in tables])[order], columns)
+        columns[name] = whole = []
+        for table in tables:
+            whole += table.columns.get(name) or [nan] * len(table)
+    order = sorted(range(len(line)), key=line.__getitem__)
+    return Table(line, [at for table in tables for at in table.at], columns).pick(order)
 
 
 def retractions(rows: list[tuple[int, float, dict[str, float]]]) -> Table:
     """Retractions as lines of a table: their numbers, times and figures."""
-    none = np.zeros(len(rows))
-    ratios = [figures.get("ratio_after", float("nan")) for _, _, figures in rows]
     return Table(
-        np.array([number for number, _, _ in rows], np.int64),
-        np.array([at for _, at, _ in rows]),
+        [number for number, _, _ in rows],
+        [at for _, at, _ in rows],
         {
-            "is_prefill": none,
-            "is_decode": none,
-            "retractions": none + 1.0,
-            "retracted": np.array([figures["num"] for _, _, figures in rows]),
-            "new_token_ratio": np.array(ratios),
+            "is_prefill": [0.0] * len(rows),
+            "is_decode": [0.0] * len(rows),
+            "retractions": [1.0] * len(rows),
+            "retracted": [figures["num"] for _, _, figures in rows],
+            "new_token_ratio": [figures.get("ratio_after", nan) for _, _, figures in rows],
         },
     )
