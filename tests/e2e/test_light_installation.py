@@ -3,13 +3,19 @@ or say what they need."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+from doctor_runs import SHORT, run_for
 
 from setpoint.config.commands import COMMANDS
 
@@ -48,6 +54,16 @@ def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def answer_of(url: str) -> bytes:
+    """Asks again until the server listens."""
+    while True:
+        try:
+            with urlopen(url, timeout=60) as answer:
+                return bytes(answer.read())
+        except URLError:
+            time.sleep(0.05)
+
+
 def test_no_engine_comes_along(home: Path) -> None:
     (packages,) = home.glob("lib/python3*/site-packages")
     there = {path.name for path in packages.iterdir()}
@@ -58,6 +74,27 @@ def test_the_doctor_reads_a_log(home: Path) -> None:
     done = run(home, "doctor", str(LOG))
     assert (done.returncode, done.stderr) == (1, "")
     assert "seq-cap" in done.stdout
+
+
+def test_a_recording_is_replayed_and_read(home: Path, tmp_path: Path) -> None:
+    recording = run_for(20, tmp_path, load=SHORT, users=24, max_running_requests=4).recording
+    replayed = run(home, "replay", str(recording))
+    assert (replayed.returncode, replayed.stderr) == (0, "")
+    assert "0 differing plans" in replayed.stdout
+    assert "seq-cap" in run(home, "doctor", str(recording)).stdout
+
+
+def test_the_console_shows_a_recording(home: Path, tmp_path: Path) -> None:
+    recording = run_for(5, tmp_path, load=SHORT, users=4).recording
+    command = [home / "bin" / "setpoint", "console", recording, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as console:
+        try:
+            assert console.stdout is not None
+            (url,) = re.findall(r"http://\S+", console.stdout.readline())
+            assert "moments" in json.loads(answer_of(f"{url}/recording"))
+        finally:
+            console.terminate()
+        assert console.wait(60) == 0
 
 
 def test_the_help_says_what_is_not_installed(home: Path) -> None:
