@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from itertools import pairwise
 
 import pytest
-from doctor_accuracy import CORPUS
 
 from setpoint.core.records import Record, RequestDone, StepDone
 from setpoint.core.settings import Settings
@@ -85,14 +83,3 @@ def test_the_same_seed_gives_the_same_records() -> None:
     arrivals = Arrivals(users=12, think_s=0.1, ramp_s=0.5, until_s=3.0)
     first, second, other = (served(load, arrivals, pool_tokens=700, seed=s) for s in (1, 1, 2))
     assert first.steps == second.steps != other.steps
-
-
-def test_a_case_of_the_corpus_is_written_again_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(CORPUS))
-    import evidence
-    import generate
-
-    (case,) = (case for case in evidence.simulated() if case.name == "evidence-three-lines")
-    written, _ = case.write(generate.seed_of(case.name))
-    (path,) = CORPUS.glob(f"*/{case.name}.log.gz")
-    assert written.text == gzip.decompress(path.read_bytes())
