@@ -57,7 +57,7 @@ types: $(DEV)
 lint: $(DEV)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/clang-format --dry-run -Werror src/setpoint/engine/kernels/cpu/*.cpp src/setpoint/engine/kernels/cpu/*.h
+	$(BIN)/clang-format --dry-run -Werror src/setpoint/engine/kernels/cpu/*/*.cpp src/setpoint/engine/kernels/cpu/*/*.h
 
 clean:
 	rm -rf $(VENV) $(VENV)-3.* $(VENV)-newest .venv-clients

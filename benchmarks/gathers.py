@@ -1,5 +1,5 @@
-"""What it costs the ranks of a model to gather outputs (kernels/cpu/ranks.cpp): measured between
-two processes on two cores, and simulated for a rank on each of several sockets.
+"""What it costs the ranks of a model to gather outputs (kernels/cpu/step/ranks.cpp): measured
+between two processes on two cores, and simulated for a rank on each of several sockets.
 """
 
 from __future__ import annotations

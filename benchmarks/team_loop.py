@@ -1,6 +1,6 @@
 """Simulates a loop of a captured step on any number of threads: when each thread enters, how the
 memory is shared, what opening and closing the loop costs. It follows ``Team`` and ``for_units`` of
-kernels/cpu/threads.h and knows nothing of models.
+kernels/cpu/base/threads.h and knows nothing of models.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
@@ -108,15 +109,21 @@ def test_a_forced_level_that_cannot_be_compiled_has_one_reason_however_often_it_
     assert "unrecognized option" in second
 
 
+LAYOUTS = ("base/simd.h", "step/calls.h", "step/layouts.cpp")
+
+
+def copy_layouts(sources: Path) -> None:
+    for name in LAYOUTS:
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(build.SOURCE_DIR / name, sources / name)
+
+
 def test_a_compiler_that_does_not_know_a_further_flag_builds_the_level_without_it(
     monkeypatch, tmp_path, caplog
 ):
     monkeypatch.setattr(build, "_cpu_flags", lambda: {"avx2", "fma", "f16c", "avx_vnni"})
     sources = tmp_path / "sources"  # one file in the place of all kernels, which take long
-    sources.mkdir()
-    shutil.copy(build.SOURCE_DIR / "layouts.cpp", sources)
-    for header in ("calls.h", "simd.h"):
-        shutil.copy(build.SOURCE_DIR / header, sources)
+    copy_layouts(sources)
     monkeypatch.setattr(build, "SOURCE_DIR", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", compiler_without(tmp_path, "-mavxvnni"))
@@ -222,19 +229,18 @@ def test_another_architecture_declines_with_a_reason(monkeypatch):
     ],
 )
 def test_a_library_that_reads_other_structs_is_refused(tmp_path, change, words):
-    for name in ("calls.h", "simd.h", "layouts.cpp"):
-        shutil.copy(build.SOURCE_DIR / name, tmp_path)
-    text = (tmp_path / "calls.h").read_text()
+    copy_layouts(tmp_path)
+    text = (tmp_path / "step/calls.h").read_text()
     before, struct, after = text.partition("struct NormCall {")
     assert change[0] in after
-    (tmp_path / "calls.h").write_text(before + struct + after.replace(*change, 1))
-    table = (tmp_path / "layouts.cpp").read_text()
+    (tmp_path / "step/calls.h").write_text(before + struct + after.replace(*change, 1))
+    table = (tmp_path / "step/layouts.cpp").read_text()
     if "more" in change[1]:
         with pytest.raises(subprocess.CalledProcessError) as failed:
             compiled(tmp_path)
         assert "list every field" in failed.value.stderr
         table = table.replace('"NormCall",\n        {', '"NormCall",\n        {FIELD(more), ')
-        (tmp_path / "layouts.cpp").write_text(table)
+        (tmp_path / "step/layouts.cpp").write_text(table)
     with pytest.raises(
         KernelsUnavailable, match="Python callers differ: Python has NormCall"
     ) as no:
@@ -244,7 +250,17 @@ def test_a_library_that_reads_other_structs_is_refused(tmp_path, change, words):
 
 def compiled(folder):
     target = folder / "layouts.so"
-    command = [build.find_compiler(), "-std=c++17", "-shared", "-fPIC", "-o", target, "layouts.cpp"]
+    command = [
+        build.find_compiler(),
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-iquote",
+        ".",
+        "-o",
+        target,
+        "step/layouts.cpp",
+    ]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
     return target
 

@@ -98,4 +98,4 @@ def test_what_is_installed_has_the_kernels_and_no_test_code(tmp_path: Path) -> N
     (wheel,) = project.glob("setpoint-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if not name.startswith(("setpoint/", "setpoint-"))]
-    assert {"setpoint/cli.py", "setpoint/engine/kernels/cpu/panels.h"} <= set(names)
+    assert {"setpoint/cli.py", "setpoint/engine/kernels/cpu/products/panels.h"} <= set(names)

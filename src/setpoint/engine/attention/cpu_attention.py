@@ -1,5 +1,5 @@
-"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention_run.h): any mix of prefill
-and decode rows in one call.
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention/attention_run.h): any mix
+of prefill and decode rows in one call.
 
 Works on bf16 and fp32 and reads K and V, which may be in fp8, in place from their pages. A row's
 result is bit for bit the same whatever other rows are in the batch, however its prompt was cut into

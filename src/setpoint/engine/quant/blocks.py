@@ -1,10 +1,10 @@
-"""Linear layers on the blocks of a GGUF file or a quantised folder (kernels/cpu/blocks.cpp): codes
-of 2 to 8 bits, converted to bf16 while they are multiplied. bf16 only.
+"""Linear layers on the blocks of a GGUF file or a quantised folder (kernels/cpu/blocks/blocks.cpp):
+codes of 2 to 8 bits, converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu_linear`` on the dequantised weight in bf16. With
 ``--quantization blocks_int8`` activations are rounded to 8 bits instead, and the products are those
-of integers: of few rows with the codes as they are (kernels/cpu/rounded_blocks.cpp), of many rows
-with codes that are rotated and rounded to 8 bits, too (rotated_blocks.cpp).
+of integers: of few rows with the codes as they are (kernels/cpu/blocks/rounded_blocks.cpp), of many
+rows with codes that are rotated and rounded to 8 bits, too (rotated_blocks.cpp).
 """
 
 from __future__ import annotations

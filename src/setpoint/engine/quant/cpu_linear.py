@@ -1,5 +1,5 @@
-"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight serves
-one row and thousands. bf16 and fp32.
+"""Linear layers on the C++ kernel (kernels/cpu/products/linear.cpp): one panel layout of the weight
+serves one row and thousands. bf16 and fp32.
 
 A row's result is bit for bit the same in any batch and on any number of threads, because every
 output is one sum in the order of K; oneDNN would choose another order for another number of rows.

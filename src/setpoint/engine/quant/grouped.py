@@ -105,8 +105,8 @@ class StackedExperts:
 
 
 class KernelExperts:
-    """Implements GroupedWeight on the C++ kernels (kernels/cpu/experts.cpp). The rows of an expert
-    have the bits that its weight alone gives them together."""
+    """Implements GroupedWeight on the C++ kernels (kernels/cpu/products/experts.cpp). The rows of
+    an expert have the bits that its weight alone gives them together."""
 
     def __init__(self, weights: Sequence[KernelWeight], first: int = 0) -> None:
         one = weights[0]

@@ -26,8 +26,8 @@ class LoopedHeads:
 
 
 class KernelHeads:
-    """The same on the C++ kernel (kernels/cpu/heads.cpp). A row's bits are those of its head's
-    weight alone, in any batch."""
+    """The same on the C++ kernel (kernels/cpu/products/heads.cpp). A row's bits are those of its
+    head's weight alone, in any batch."""
 
     def __init__(self, weights: Sequence[PanelWeight]) -> None:
         first = weights[0]

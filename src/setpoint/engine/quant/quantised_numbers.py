@@ -1,5 +1,5 @@
 """The numbers of a quantised matrix in plain torch: its values in bf16, and its blocks for the
-kernels that multiply them as they are (kernels/cpu/folder_blocks.cpp).
+kernels that multiply them as they are (kernels/cpu/blocks/folder_blocks.cpp).
 
 A value is scale · (code - zero), rounded once to bf16. With a scale in 16 bits the product is exact
 in fp32; one in fp32 is the only case in which fp32 rounds, too.

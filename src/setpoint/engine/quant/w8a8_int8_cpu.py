@@ -1,5 +1,5 @@
-"""8-bit linear layers (``w8a8_int8``) on the C++ kernel (kernels/cpu/linear_int8.cpp). Activations
-in bf16 or fp32."""
+"""8-bit linear layers (``w8a8_int8``) on the C++ kernel (kernels/cpu/products/linear_int8.cpp).
+Activations in bf16 or fp32."""
 
 from __future__ import annotations
 

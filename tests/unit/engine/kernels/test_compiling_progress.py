@@ -27,7 +27,7 @@ exit 0
 
 def test_a_file_that_takes_long_holds_up_no_count(tmp_path: Path) -> None:
     """Red before: "0 of 18" until the first file had ended, and never 18."""
-    files = sorted(build.SOURCE_DIR.glob("*.cpp"))
+    files = sorted(build.SOURCE_DIR.rglob("*.cpp"))
     compiler, counted = tmp_path / "compiler", tmp_path / "counted"
     compiler.write_text(
         COMPILER.replace("{first}", files[0].stem).replace("{counted}", str(counted))

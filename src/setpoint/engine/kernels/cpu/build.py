@@ -214,8 +214,9 @@ def library_path(compiler: str, level: str, *, more: bool = True) -> Path:
     not. more: with the level's further flags that this processor allows."""
     digest = hashlib.sha256(_run([compiler, "--version"]).encode())
     digest.update(repr((FLAGS, _flags(level, more=more))).encode())
-    for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for source in sorted([*SOURCE_DIR.rglob("*.cpp"), *SOURCE_DIR.rglob("*.h")]):
+        name = str(source.relative_to(SOURCE_DIR))
+        digest.update(name.encode() + b"\0" + source.read_bytes())
     return cache_dir() / f"{level}-{digest.hexdigest()[:16]}.so"
 
 
@@ -229,11 +230,14 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         objects = {
-            source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.glob("*.cpp"))
+            source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.rglob("*.cpp"))
         }
         running = [
             subprocess.Popen(
-                [compiler, *FLAGS, *_flags(level, more=more), "-c", "-o", built, str(source)],
+                [
+                    *(compiler, *FLAGS, *_flags(level, more=more)),
+                    *("-iquote", str(SOURCE_DIR), "-c", "-o", built, str(source)),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
