@@ -1,10 +1,11 @@
 """Setpoint compared with llama.cpp's server, vLLM's CPU build, OpenVINO GenAI and transformers, in
-one run, on the workloads W1-W4 of benchmarks/serving.py.
+one run, on the workloads W1-W4 of benchmarks/workloads.py.
 
     python benchmarks/peers/install.py  # once
     python benchmarks/compare.py --name peers  # three repetitions: an hour and a half
     python benchmarks/compare.py --only W1,W2 --contenders "llama.cpp BF16,vLLM" --reps 5
     python benchmarks/compare.py --variant "setpoint int8=--quantization w8a8_int8"
+    python benchmarks/compare.py --contenders 512 --variant "512=--chunked-prefill-size 512"
     python benchmarks/compare.py --shape llama-3.2-1b  # made by benchmarks/shapes.py
 
 Every engine serves the same weights with the same number of threads, to the same client on the same
@@ -12,7 +13,9 @@ machine. A turn is a fresh process, alone on the machine: it starts, warms up an
 each workload, and ends. Setpoint has a turn before every peer's, so that a machine that becomes
 faster or slower affects both. OpenVINO and transformers are timed without HTTP, in their favour. A
 peer that is not installed or does not start is a row with the reason; one with a failed request has
-no figure there, and the exit code is 1. With --name, JSON goes to benchmarks/results/;
+no figure there, and the exit code is 1. Prompts are new in every repetition (W3's prefix is shared
+within one); sampling is greedy with ignore_eos. On a machine that others use, too, --patience waits
+for quiet moments and repeats disturbed samples. With --name, JSON goes to benchmarks/results/;
 benchmarks/chart.py draws it.
 """
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import shlex
 import signal
@@ -30,8 +34,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant
-from machine import environment, save, versions
+from contenders import (
+    Contender,
+    HttpServer,
+    Sample,
+    SetpointServer,
+    StartError,
+    free_port,
+    parse_variant,
+)
+from machine import PACKAGES, environment, is_quiet, save, versions
 from peer_process import PeerProcess, transformers_peer
 from peers.catalog import (
     Copies,
@@ -44,13 +56,19 @@ from peers.catalog import (
 )
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, WALL, Comparison, Metric, Report, Results, number
-from serving import NUM_THREADS, PACKAGES, WARM_UP_TOKENS, quiet_sample
 from workloads import FULL, QUICK, Workload
 
 from setpoint.checkpoint.source import locate
 from setpoint_testing.whole_checkpoint import write_whole
 
 OURS = "setpoint"
+NUM_THREADS = 2
+WARM_UP_TOKENS = 4
+DISTURBED = 0.05
+"""Share of the machine's CPU time used by others from which a sample is repeated, as long as
+--patience lasts."""
+ATTEMPT = 1000
+"""Attempt k of repetition r takes the prompts of repetition r + k * ATTEMPT."""
 COLUMNS: Sequence[tuple[str, Metric]] = (
     ("W1", TTFT),
     ("W1", DECODE),
@@ -279,6 +297,36 @@ async def turn(
     finally:
         if contender is not None:
             contender.close()
+
+
+async def quiet_sample(
+    contender: Contender, workload: Workload, repetition: int, patience_s: float
+) -> Sample:
+    """A sample that nobody disturbed, or the least disturbed one that came within ``patience_s``
+    seconds (the first at once if 0)."""
+    deadline, best = time.monotonic() + patience_s, None
+    for attempt in itertools.count():
+        while time.monotonic() < deadline and not await asyncio.to_thread(is_quiet):
+            pass
+        # Another attempt is another repetition: its prompts must be fresh too.
+        sample = await contender.run(workload, repetition + attempt * ATTEMPT)
+        failed = f", {len(sample.errors)} FAILED" if sample.errors else ""
+        others = (
+            f", others used {sample.foreign_share:.0%} of the machine"
+            if sample.foreign_share > DISTURBED
+            else ""
+        )
+        print(
+            f"{workload.name} #{repetition} {contender.name}: {sample.wall_s:.2f}"
+            f" s{failed}{others}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if best is None or sample.foreign_share < best.foreign_share:
+            best = sample
+        if sample.errors or sample.foreign_share <= DISTURBED or time.monotonic() >= deadline:
+            return sample if sample.errors else best
+    raise AssertionError("unreachable")
 
 
 def table(ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload], run: Run) -> str:

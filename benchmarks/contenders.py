@@ -26,11 +26,6 @@ import psutil
 from machine import busy_cpu_s
 from workloads import Workload
 
-from setpoint.config.commandline import parse
-from setpoint.config.commands import ENGINE
-from setpoint.config.environment import read_environment
-from setpoint.offline.offline_engine import Engine
-
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 15.0
@@ -242,67 +237,6 @@ class SetpointServer(HttpServer):
             "frontend": [frontend],
             "engine": frontend.children(recursive=True),
         }
-
-
-class Streaming:
-    """A server that is already a contender, with requests that all stream. Its owner ends it."""
-
-    PROMPTS = 1_000_000
-    """Added to the number of a repetition, because the server has that repetition's prompts in its
-    cache."""
-
-    def __init__(self, name: str, server: HttpServer) -> None:
-        self.name = name
-        self._server = server
-
-    async def ready(self) -> None:
-        await self._server.ready()
-
-    async def run(self, workload: Workload, repetition: int) -> Sample:
-        return await self._server.requests(workload, self.PROMPTS + repetition, stream=True)
-
-    def close(self) -> None: ...
-
-
-class OfflineEngine:
-    """``setpoint.Engine`` in this process: the same engine process as the server's, asked without
-    HTTP for whole answers."""
-
-    def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        """arguments: as for the server, except those about HTTP."""
-        self.name = name
-        self._arguments = list(arguments)
-        self._engine: Engine | None = None
-
-    async def ready(self) -> None:
-        line = parse(ENGINE, self._arguments)
-        self._engine = await asyncio.to_thread(
-            Engine.from_options, line.options, read_environment(os.environ), given=line.given
-        )
-
-    async def run(self, workload: Workload, repetition: int) -> Sample:
-        assert self._engine is not None
-        prompts = workload.prompts(repetition)
-        sampling = {
-            "max_new_tokens": workload.output_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-        }
-        meter = CpuMeter(
-            {"script": [psutil.Process()], "engine": [psutil.Process(self._engine.pid)]}
-        )
-        begin = time.perf_counter()
-        answers = await self._engine.async_generate(None, sampling, input_ids=prompts)
-        wall = time.perf_counter() - begin
-        cpu, foreign = meter.read()
-        counts = [answer["meta_info"]["completion_tokens"] for answer in answers]
-        wrong = [count for count in counts if count != workload.output_tokens]
-        errors = tuple(f"asked for {workload.output_tokens} tokens, got {count}" for count in wrong)
-        return Sample(wall, cpu_s=cpu, foreign_share=foreign, errors=errors)
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown()
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:

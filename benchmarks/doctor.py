@@ -28,8 +28,7 @@ from typing import Any
 import aiohttp
 from contenders import SetpointServer, StartError
 from doctor_scenes import SCENES, Load, Scene
-from machine import environment, save, versions
-from serving import PACKAGES
+from machine import PACKAGES, environment, save, versions
 
 RAMP = 0.4
 """Share of a load's time, at its beginning, that is not measured: larger pools take longer to

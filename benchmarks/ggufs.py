@@ -46,15 +46,24 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from compare import Entrant, Run, cell, one_line, peer_entrant, setpoint_entrant, turn
+from compare import (
+    NUM_THREADS,
+    WARM_UP_TOKENS,
+    Entrant,
+    Run,
+    cell,
+    one_line,
+    peer_entrant,
+    setpoint_entrant,
+    turn,
+)
 from contenders import Contender, HttpServer
 from gguf_shapes import BLOCK_KINDS, KINDS, TWO_LAYERS
-from machine import bandwidth, environment, save, versions
+from machine import PACKAGES, bandwidth, environment, save, versions
 from page_cache import drop_from_cache, read_into_cache
 from peers.catalog import ik_llama_cpp, installed_versions, llama_cpp, missing
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, Comparison, Report
-from serving import NUM_THREADS, PACKAGES, WARM_UP_TOKENS
 from shapes import SHAPES
 from single_batches import BatchError, Measure, llama_bench, one_batch
 from workloads import FULL, QUICK, Workload

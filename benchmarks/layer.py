@@ -21,17 +21,46 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
 from machine import environment
 
 from setpoint.engine.attention import cpu_attention as cpu_attention
-from setpoint.engine.attention.attention_backend import AttentionShape, AttentionVariant
+from setpoint.engine.attention.attention_backend import (
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as panels
 from setpoint.engine.quant.linear_method import PackedWeight
+
+BF16 = torch.bfloat16
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, NUM_LAYERS = 9, 3, 64, 576, 1536, 30
+PRODUCTS = {
+    "qkv": (960, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+}
+Pools = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Attend:
+    """One batch of rows, repeated over ``copies`` pools, so that it reads as much memory as a
+    model."""
+
+    name: str
+    counts: tuple[int, ...]
+    kv_len: int
+    shared: int = 0
+    copies: int = 4
+    scattered: bool = True
+    """Whether the pages are in random order; otherwise they follow each other, as in a new pool."""
+
 
 STEPS = (
     Attend("prefill 4 x 512", (512,) * 4, 512),
@@ -92,11 +121,10 @@ class Layers:
         self.level = level
         self.scattered = scattered
         self.ops = cpu_ops.create(BF16, level=level)
-        shapes = {name: shape for name, shape in PRODUCTS.items() if name != "head"}
         self.weights: list[dict[str, PackedWeight]] = [
             {
                 name: pack(name, torch.randn(shape).mul(0.02).to(BF16))
-                for name, shape in shapes.items()
+                for name, shape in PRODUCTS.items()
             }
             for _ in range(NUM_LAYERS)
         ]
@@ -110,9 +138,7 @@ class Layers:
         per_pool = pages * KV_HEADS * HEAD_DIM * 4
         copies = min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool)
         _, pools, batch = problem(replace(case, copies=copies, scattered=self.scattered))
-        shape = AttentionShape(
-            HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu")
-        )
+        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 1, BF16, BF16, torch.device("cpu"))
         attention, variant = (
             cpu_attention.create(shape, level=self.level),
             AttentionVariant(HEAD_DIM**-0.5),
@@ -162,6 +188,33 @@ class Layers:
         return step
 
 
+def problem(case: Attend) -> tuple[torch.Tensor, Pools, AttentionBatch]:
+    num_rows, shared = len(case.counts), case.shared
+    own = case.kv_len - shared
+    order = torch.randperm if case.scattered else torch.arange
+    pages = (order(shared + num_rows * own) + 1).int()
+    table = torch.cat(
+        (pages[:shared].expand(num_rows, -1), pages[shared:].view(num_rows, own)), dim=1
+    ).contiguous()
+    cache = (len(pages) + 1, 1, KV_HEADS, HEAD_DIM)
+    pools = [(torch.randn(cache).to(BF16), torch.randn(cache).to(BF16)) for _ in range(case.copies)]
+    cu_q = np.concatenate(([0], np.cumsum(case.counts))).astype(np.int32)
+    kv_lens = np.full(num_rows, case.kv_len, np.int32)
+    slots, unused = torch.arange(num_rows, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    batch = AttentionBatch(
+        unused,
+        unused,
+        torch.from_numpy(cu_q),
+        cu_q,
+        torch.from_numpy(kv_lens),
+        kv_lens,
+        slots,
+        table,
+    )
+    q = torch.randn(int(cu_q[-1]), HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16)[:, :HEADS]
+    return q, pools, batch
+
+
 def work(case: Attend) -> dict[str, tuple[float, float]]:
     """Kernel -> (multiplications and additions, bytes) of one layer."""
     tokens, count = sum(case.counts), case.counts[0]
@@ -176,11 +229,10 @@ def work(case: Attend) -> dict[str, tuple[float, float]]:
         ),
     }
     for name, (n, k) in PRODUCTS.items():
-        if name != "head":
-            result["gate_up and silu" if name == "gate_up" else name] = (
-                2 * tokens * n * k,
-                2 * (n * k + tokens * (n + k)),
-            )
+        result["gate_up and silu" if name == "gate_up" else name] = (
+            2 * tokens * n * k,
+            2 * (n * k + tokens * (n + k)),
+        )
     return result
 
 

@@ -19,6 +19,8 @@ import psutil
 from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE, is_emulated
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("setpoint", "torch", "transformers", "aiohttp")
+"""Their versions stand beside the figures of servers."""
 
 
 def cpu_name() -> str:

@@ -45,26 +45,6 @@ PREFILL = Metric(
 )
 HITS = Metric("prefix hits", "% of prompt tokens", True, _hit_share)
 
-METRICS = {
-    "W1": (TTFT, DECODE, WALL),
-    "W2": (WALL, OUTPUT),
-    "W3": (WALL, OUTPUT),
-    "W4": (WALL, PREFILL),
-    "P1": (WALL, OUTPUT, HITS),
-}
-
-
-@dataclass(slots=True, frozen=True)
-class Aim:
-    """An aim: ``contender`` is at least ``factor`` times as good as ``against``; if the factor is
-    above 1, their ranges must not overlap."""
-
-    workload: str
-    metric: Metric
-    contender: str
-    against: str
-    factor: float
-
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
@@ -109,39 +89,6 @@ class Report:
         found = [metric.of(workload, sample) for sample in samples]
         return [value for value in found if value is not None]
 
-    def table(self, base: str) -> str:
-        """The table in Markdown: a row per workload, metric and contender, with the ratio to
-        ``base``."""
-        lines = [
-            "| workload | metric | contender | median | min – max | " + f"{base} is |",
-            "|---|---|---|---|---|---|",
-        ]
-        for workload in self._workloads:
-            for metric in METRICS[workload.name]:
-                ours = self.values(workload, base, metric)
-                for contender, samples in self._results[workload.name].items():
-                    if not samples:
-                        continue  # interrupted before its first one
-                    values = self.values(workload, contender, metric)
-                    head = (
-                        f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} |"
-                        f" {contender} |"
-                    )
-                    if any(sample.errors for sample in samples):
-                        lines.append(f"{head} failed | | |")
-                    if not values:
-                        continue
-                    versus = (
-                        ""
-                        if contender == base or not ours
-                        else str(Comparison(ours, values, metric.higher_is_better))
-                    )
-                    spread = f"{number(min(values))} – {number(max(values))}"
-                    lines.append(
-                        f"{head} {number(statistics.median(values))} | {spread} | {versus} |"
-                    )
-        return "\n".join(lines)
-
     def cpu_table(self) -> str:
         """A table in Markdown of the CPU seconds per process and the share of the machine that
         other programs used; medians of the repetitions."""
@@ -164,29 +111,6 @@ class Report:
                     f" {foreign:.0%} |"
                 )
         return "\n".join(lines)
-
-    def judge(self, aims: Sequence[Aim]) -> list[str]:
-        """A sentence for each aim that this run can judge."""
-        sentences = []
-        for workload in self._workloads:
-            for aim in (aim for aim in aims if aim.workload == workload.name):
-                ours = self.values(workload, aim.contender, aim.metric)
-                theirs = self.values(workload, aim.against, aim.metric)
-                if not ours or not theirs:
-                    continue
-                compared = Comparison(ours, theirs, aim.metric.higher_is_better)
-                verdict = (
-                    "met"
-                    if compared.ratio >= aim.factor
-                    and (aim.factor < 1 or not compared.in_the_noise)
-                    else "NOT met"
-                )
-                what = (
-                    f"{aim.workload} {aim.metric.name}: {aim.contender} ≥ {aim.factor} ×"
-                    f" {aim.against}"
-                )
-                sentences.append(f"aim {what}: {verdict} ({compared})")
-        return sentences
 
 
 def number(value: float) -> str:

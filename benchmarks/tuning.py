@@ -26,8 +26,7 @@ from typing import Any
 
 import aiohttp
 from contenders import CpuMeter, SetpointServer, StartError
-from machine import environment, save, versions
-from serving import PACKAGES
+from machine import PACKAGES, environment, save, versions
 from tuning_knobs import COMPARISONS, POOL, Comparison, Side
 from tuning_page import PAGE, RESULTS, cell, with_newest_result
 

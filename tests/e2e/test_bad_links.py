@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nodes
 import pytest
+import two_machines
 
 from setpoint_testing.network import Link, why_no_network
 from setpoint_testing.tiny_models import write_tiny_llama
@@ -29,20 +29,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    return nodes.one_process(model, tmp_path_factory.mktemp("alone"), NUM_TOKENS)
+    return two_machines.one_process(model, tmp_path_factory.mktemp("alone"), NUM_TOKENS)
 
 
 def test_delay_and_loss_change_no_answer(
     model: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    result = nodes.over(model, tmp_path, Link(delay_s=0.02, loss=0.01), expected)
-    assert result["same"]
-    assert result["lost"] > 10
+    link = Link(delay_s=0.02, loss=0.01)
+    assert two_machines.over(model, tmp_path, link, NUM_TOKENS) == expected
+    assert link.num_lost > 10
 
 
 def test_an_answer_goes_on_after_a_cut(
     model: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    result = nodes.cut(model, tmp_path, Link(delay_s=0.02), expected)
-    assert result["same"]
-    assert result["server_lives"]
+    answer, server_lives = two_machines.cut(model, tmp_path, Link(delay_s=0.02), NUM_TOKENS)
+    assert answer == expected[1]
+    assert server_lives
