@@ -159,12 +159,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "handover",
             "ipc",
             "launch",
-            "launch.child",
             "observe",
             "planning",
             "recording",
         },
-        {"fastapi", "psutil", "ray", "uvloop"},
+        {"psutil", "uvloop"},
     ),
     "launch.child": (
         {
@@ -187,19 +186,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "tiers",
         },
         {"msgspec", "psutil", "torch", "xxhash"},
-    ),
-    "rayserve": (
-        {
-            "config",
-            "core",
-            "frontend",
-            "frontend.apis",
-            "frontend.http",
-            "ipc",
-            "launch.parent",
-            "observe",
-        },
-        {"ray", "starlette"},
     ),
     "offline": (
         {

@@ -1,5 +1,4 @@
-"""Setpoint on Ray: engines as actors (--use-ray), and the application of Ray Serve, on a Ray of one
-machine. Ray has an environment of its own, like a client; everything else comes from the
+"""The application of Ray Serve (deploy/ray), on a Ray of one machine. Ray has an environment of its own, like a client; everything else comes from the
 environment of the tests."""
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +22,6 @@ import pytest
 import setpoint
 from setpoint_testing.server_process import (
     PATIENCE_S,
-    READY,
-    ServerProcess,
     free_port,
     wait_until,
 )
@@ -49,6 +45,7 @@ def python(make_environment: Callable[[str], Path]) -> str:
 
 PATHS = [
     str(Path(setpoint.__file__).parents[1]),
+    str(HERE.parents[1] / "deploy" / "ray"),
     *(path for path in sys.path if path.endswith("site-packages")),
 ]
 ENVIRON = {
@@ -174,100 +171,13 @@ async def load(
     return count
 
 
-def wait_ready(server: ServerProcess) -> None:
-    """``ServerProcess.wait_ready`` looks for an engine among the children, where here is none."""
-    wait_until(
-        lambda: READY in server.errors or server.process.poll() is not None, timeout_s=LONG_S
-    )
-    assert server.process.poll() is None, server.errors
-
-
-def test_a_killed_server_leaves_no_process(python: str, tmp_path: Path) -> None:
-    """Neither its engine nor the Ray that it has started."""
-    server = ServerProcess(
-        tmp_path, ["--use-ray", "--max-total-tokens", "8000"], python=python, env=ENVIRON
-    )
-    try:
-        wait_ready(server)
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        engines = [each for each in children if each.name().startswith("ray::EngineActor")]
-        assert len(engines) == 1
-        server.process.kill()
-        server.process.wait()
-        assert psutil.wait_procs(engines, timeout=PATIENCE_S)[1] == []
-        # Ray's own agents look for their parent now and then: it takes them a minute.
-        assert psutil.wait_procs(children, timeout=LONG_S)[1] == []
-    finally:
-        server.end()
-
-
-def test_a_killed_actor_is_replaced_and_its_streams_go_on(python: str, tmp_path: Path) -> None:
-    server = ServerProcess(
-        tmp_path,
-        ["--use-ray", "--dp-size", "2", "--max-total-tokens", "8000"],
-        python=python,
-        env=ENVIRON,
-    )
-
-    def actors() -> list[int]:
-        return [
-            process.pid
-            for process in psutil.Process(server.process.pid).children(recursive=True)
-            if process.name().startswith("ray::EngineActor")
-        ]
-
-    async def streams(kill: bool) -> list[list[int]]:
-        async def one(client: httpx.AsyncClient, number: int) -> list[int]:
-            sampling = {"temperature": 1.0, "sampling_seed": number, "ignore_eos": True}
-            body = {
-                "text": f"Story number {number} about",
-                "stream": True,
-                "sampling_params": {**sampling, "max_new_tokens": 200},
-            }
-            last = ""
-            async with client.stream("POST", "/generate", json=body) as response:
-                async for line in response.aiter_lines():
-                    last = line if line.startswith("data: {") else last
-                    if kill and not killed and '"completion_tokens":50,' in line:
-                        killed.append(victim := actors()[0])
-                        os.kill(victim, signal.SIGKILL)
-            return list(json.loads(last.removeprefix("data: "))["output_ids"])
-
-        killed: list[int] = []
-        async with httpx.AsyncClient(base_url=server.url, timeout=LONG_S) as client:
-            found = await asyncio.gather(*(one(client, number) for number in range(16)))
-        assert bool(killed) == kill
-        return list(found)
-
-    try:
-        wait_ready(server)
-        assert len(actors()) == 2
-        undisturbed = asyncio.run(streams(kill=False))
-        assert [len(ids) for ids in undisturbed] == 16 * [200]
-        assert asyncio.run(streams(kill=True)) == undisturbed
-        wait_until(lambda: "is ready again" in server.errors, timeout_s=LONG_S)
-        assert len(actors()) == 2
-        children = psutil.Process(server.process.pid).children(recursive=True)
-    finally:
-        server.end()
-    assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
-
-
-def test_a_ray_elsewhere_is_refused(python: str, tmp_path: Path) -> None:
-    server = ServerProcess(
-        tmp_path, ["--use-ray"], python=python, env={**ENVIRON, "RAY_ADDRESS": "ray://127.0.0.1:1"}
-    )
-    assert server.wait_end(timeout_s=LONG_S) != 0
-    assert "the address of a Ray client" in server.errors.splitlines()[-1]
-
-
 BUILD = """
 import json, sys, yaml
 from ray.serve.schema import ServeDeploySchema
 from setpoint.core.errors import ConfigError
-from setpoint.rayserve.app import app
+from rayserve.app import app
 (application,) = ServeDeploySchema.parse_obj(yaml.safe_load(open(sys.argv[1]))).applications
-assert application.import_path == "setpoint.rayserve.app:app"
+assert application.import_path == "rayserve.app:app"
 app(application.args)
 for arguments in json.loads(sys.argv[2]):
     try:
@@ -306,25 +216,6 @@ def test_the_file_of_the_guide_builds_and_wrong_arguments_are_refused(python: st
         strict=True,
     ):
         assert words in line
-
-
-def test_a_server_joins_a_cluster_that_has_room(
-    python: str, cluster: Cluster, tmp_path: Path
-) -> None:
-    """Before any replica: the cluster has four CPUs."""
-    environ = {**ENVIRON, "RAY_ADDRESS": cluster.ask(address={})}
-    options = ["--use-ray", "--max-total-tokens", "8000", "--num-threads"]
-    server = ServerProcess(tmp_path, [*options, "64"], python=python, env=environ)
-    assert server.wait_end(timeout_s=LONG_S) != 0
-    assert "Ray does not have 1 x 64 free CPUs" in server.errors.splitlines()[-1]
-    server = ServerProcess(tmp_path, [*options, "1"], python=python, env=environ)
-    try:
-        wait_ready(server)
-        assert server.generate(text="a", sampling_params={"max_new_tokens": 5})["text"]
-    finally:
-        server.end()
-    assert server.process.returncode == 0
-    assert cluster.ask(address={}) == environ["RAY_ADDRESS"]
 
 
 def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from setpoint.rayserve import routes
-from setpoint.rayserve.exchange import HttpRequest, Start, answer
-from setpoint.rayserve.prompts import PromptReader
+from rayserve import routes
+from rayserve.exchange import HttpRequest, Start, answer
+from rayserve.prompts import PromptReader
 from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]

@@ -145,7 +145,6 @@ def test_one_engine_paused(model: Path, tmp_path: Path, alone: dict[str, Any]) -
         (("--dp-size", "1"), "--dp-size is 1"),
         (("--dp-size", "2"), "needs --tp-size 2, because"),
         (("--dp-size", "2", "--tp-size", "2", "--nnodes", "2"), "combined with --nnodes 2"),
-        (("--dp-size", "2", "--tp-size", "2", "--use-ray"), "combined with --use-ray"),
     ],
 )
 def test_refused(model: Path, options: tuple[str, ...], message: str) -> None:

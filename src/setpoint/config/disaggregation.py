@@ -75,7 +75,6 @@ def _conflicts(options: Options) -> tuple[tuple[bool, str, str], ...]:
             f"--nnodes {parallel.nnodes}",
             "ranks of other machines have no bootstrap server to register at",
         ),
-        (parallel.use_ray, "--use-ray", "Ray's actors get no key for transfers"),
         (
             parallel.engine_standby,
             "--engine-standby",

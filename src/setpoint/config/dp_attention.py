@@ -38,7 +38,6 @@ def check_dp_attention(options: Options) -> None:
         )
     for is_given, flag, why in (
         (parallel.nnodes > 1, f"--nnodes {parallel.nnodes}", "its engines share one memory"),
-        (parallel.use_ray, "--use-ray", "Ray's actors share no memory"),
         (
             options.execution.enable_torch_compile,
             "--enable-torch-compile",

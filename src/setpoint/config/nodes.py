@@ -44,7 +44,6 @@ def check_nodes(options: Options) -> None:
     for is_given, flag in (
         (parallel.dp_size > 1, f"--dp-size {parallel.dp_size}"),
         (parallel.engine_standby, "--engine-standby"),
-        (parallel.use_ray, "--use-ray"),
     ):
         if is_given:
             raise ConfigError(

@@ -28,7 +28,6 @@ REFUSED = {
     "pp_size": _ONE_ENGINE,
     "nnodes": _ONE_ENGINE,
     "ep_size": _ONE_ENGINE,
-    "use_ray": _ONE_ENGINE,
     "engine_standby": _ONE_ENGINE,
     "enable_dp_attention": _ONE_ENGINE,
     "enable_torch_compile": _WEIGHTS,

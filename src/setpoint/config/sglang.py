@@ -376,6 +376,10 @@ INSTEAD = {
         " GGUF file by activations of 8 bits. A GGUF file and a folder that is quantized already"
         " need no --quantization."
     ),
+    "--use-ray": (
+        "The engines are child processes of the server. deploy/ray shows how Ray Serve starts"
+        " whole servers, one for each replica."
+    ),
 }
 """Option -> advice for users who ask for a feature that SGLang has and this version does not."""
 

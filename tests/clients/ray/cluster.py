@@ -3,7 +3,6 @@ input; answers each with a JSON line that begins with ``=>``. It runs in Ray's o
 
     {"deploy": {arguments of the application}}   returns when the application is ready
     {"replicas": {}}                             the number of running replicas
-    {"address": {}}                              the address of the cluster
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ os.environ["RAY_COLOR_PREFIX"] = "0"
 import ray
 from ray import serve
 
-from setpoint.rayserve.app import app
+from rayserve.app import app
 
 
 def deploy(arguments: dict[str, Any]) -> str:
@@ -32,11 +31,7 @@ def replicas(_: dict[str, Any]) -> int:
     return int(deployment.replica_states.get("RUNNING", 0))
 
 
-def address(_: dict[str, Any]) -> str:
-    return str(ray.get_runtime_context().gcs_address)
-
-
-COMMANDS = {"deploy": deploy, "replicas": replicas, "address": address}
+COMMANDS = {"deploy": deploy, "replicas": replicas}
 
 
 def main() -> None:

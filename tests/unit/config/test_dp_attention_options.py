@@ -31,7 +31,6 @@ TWO = {"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}
             TWO | {"nnodes": 2, "dist_init_addr": "a:1"},
             "--enable-dp-attention cannot be combined with --nnodes 2, because its engines share",
         ),
-        (TWO | {"use_ray": True}, "combined with --use-ray, because Ray's actors share no memory"),
         (TWO | {"enable_torch_compile": True}, "combined with --enable-torch-compile"),
         (TWO | {"enable_eplb": True, "ep_size": 2}, "combined with --enable-eplb"),
         (TWO | {"model_impl": "transformers"}, "combined with --model-impl transformers"),

@@ -33,7 +33,6 @@ CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
         ({"nnodes": 2}, "--tp-size 1 cannot be divided evenly among --nnodes 2"),
         (TWO | {"dp_size": 2}, "--dp-size 2 cannot be combined with --nnodes 2"),
         (TWO | {"engine_standby": True}, "--engine-standby cannot be combined with --nnodes 2"),
-        (TWO | {"use_ray": True}, "--use-ray cannot be combined with --nnodes 2"),
         ({"dist_init_addr": "10.0.0.1"}, "--dist-init-addr must be HOST:PORT, .*; got '10.0.0.1'"),
         ({"dist_init_addr": ":5000"}, "must be HOST:PORT"),
         ({"dist_init_addr": "a:70000"}, "must be HOST:PORT"),

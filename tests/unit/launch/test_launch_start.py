@@ -189,18 +189,3 @@ def test_a_chat_template_that_exceeds_a_limit_is_named(
     with pytest.raises(CheckpointError, match=words) as caught:
         preflight(Options.of(chat_template=str(path)))
     assert str(path) in str(caught.value)
-
-
-def test_what_ray_cannot_have_is_refused_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("setpoint.config.extras.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--use-ray needs .*pip install -e '\.\[ray\]'"):
-        preflight(Options.of(use_ray=True))
-    monkeypatch.setattr("setpoint.config.extras.find_spec", lambda name: object())
-    preflight(Options.of(use_ray=True, device="cpu"))
-    with pytest.raises(ConfigError, match="--engine-standby cannot be combined with --use-ray"):
-        preflight(Options.of(use_ray=True, device="cpu", engine_standby=True))
-    monkeypatch.setattr("setpoint.launch.parent.preflight.why_no_cuda", lambda: "")
-    with pytest.raises(ConfigError, match="add --device cpu"):
-        preflight(Options.of(use_ray=True, device="cuda"))

@@ -164,16 +164,6 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = 1
-    use_ray: Annotated[
-        bool,
-        Option(
-            GROUP,
-            "Run each engine as a Ray actor on this machine, in the cluster at RAY_ADDRESS or,"
-            " without that variable, in a Ray instance that the server starts. Only for CPUs."
-            " Needs .venv/bin/pip install -e '.[ray]'.",
-            server_only=True,
-        ),
-    ] = False
     pp_size: Annotated[
         int, Option(GROUP, "Number of pipeline stages; only 1 is supported yet.", choices=(1,))
     ] = 1

@@ -155,14 +155,10 @@ def _its_turn(several: Several) -> str:
 
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
     """A context with the function that starts engines."""
-    if not options.parallel.use_ray:
-        if options.parallel.enable_dp_attention:
-            return SteppingEngines(options.parallel.dp_size, stderr=stderr)
-        num_ranks = options.parallel.ranks_per_node
-        return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
-    from setpoint.launch.parent.ray_engines import ray_engines
-
-    return ray_engines(options)
+    if options.parallel.enable_dp_attention:
+        return SteppingEngines(options.parallel.dp_size, stderr=stderr)
+    num_ranks = options.parallel.ranks_per_node
+    return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
 
 
 def _warn_of_template(served: Served, text: TextProcessor) -> None:

@@ -31,8 +31,6 @@ def preflight(options: Options) -> None:
             f" {options.parallel.dp_size}, the other engines take the requests of one that dies."
             " Leave it out."
         )
-    if options.parallel.use_ray:
-        _check_ray(options)
     if options.traces.enable_trace:
         check_extra("--enable-trace", "trace")
     if options.execution.grammar_backend == "xgrammar":
@@ -54,20 +52,6 @@ def check_device(device: str) -> None:
     if device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
-        )
-
-
-def _check_ray(options: Options) -> None:
-    check_extra("--use-ray", "ray")
-    if options.parallel.engine_standby:
-        raise ConfigError(
-            "--engine-standby cannot be combined with --use-ray, because Ray would have to keep"
-            " cores free for the standby; use --dp-size 2 instead."
-        )
-    device = options.execution.device
-    if (probe_hardware().device if device == "auto" else device) != "cpu":
-        raise ConfigError(
-            "--use-ray places engines on CPUs only: add --device cpu, or leave it out."
         )
 
 

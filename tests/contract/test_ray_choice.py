@@ -3,10 +3,10 @@ a moment ago."""
 
 from __future__ import annotations
 
+from rayserve.choice import FRESH_S, Choice
+from rayserve.prompts import Prompt
 from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.request import pack_ids
-from setpoint.rayserve.choice import FRESH_S, Choice
-from setpoint.rayserve.prompts import Prompt
 
 
 def prompt(first: int, num_tokens: int = 256) -> Prompt:

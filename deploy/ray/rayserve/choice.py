@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rayserve.prompts import Prompt
 from setpoint.core.messages import Cached
 from setpoint.core.prefix_hash import prefix_hashes
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.balance import CacheAware, Load
-from setpoint.rayserve.prompts import Prompt
 
 FRESH_S = 5.0
 """Seconds for which the prefixes of an ended request count as cached although no report contains

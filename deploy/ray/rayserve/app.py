@@ -1,4 +1,4 @@
-"""The Ray Serve application: ``serve run setpoint.rayserve.app:app model_path=…`` (deploy/ray).
+"""The Ray Serve application: ``serve run rayserve.app:app model_path=…`` (deploy/ray).
 
 A replica is a whole server without a port: the frontend runs in the replica's process, and the
 engine is its child process, supervised as by ``setpoint serve``. The ingress reads a request, asks
@@ -23,18 +23,18 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rayserve.embedded import hosted
+from rayserve.exchange import HttpRequest, Start, answer
+from rayserve.prompts import Prompt, PromptReader
+from rayserve.router import HELD, CacheAwareRouter
+from rayserve.routes import PROMPTS, refusal
+from rayserve.scaling import QUEUE, USAGE, QueueAndUsage
 from setpoint.config.commandline import parse_keywords
 from setpoint.config.commands import SERVE
 from setpoint.config.environment import read_environment
 from setpoint.config.keywords import naming_keywords
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.parent.embedded import hosted
 from setpoint.observe.logline import setup_logging
-from setpoint.rayserve.exchange import HttpRequest, Start, answer
-from setpoint.rayserve.prompts import Prompt, PromptReader
-from setpoint.rayserve.router import HELD, CacheAwareRouter
-from setpoint.rayserve.routes import PROMPTS, refusal
-from setpoint.rayserve.scaling import QUEUE, USAGE, QueueAndUsage
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ NOT_HERE = {
     "file_storage_path": "files and batches are kept by one server",
     "host": "Ray Serve listens",
     "port": "Ray Serve listens",
-    "use_ray": "the replica is Ray's already",
 }
 """Options of ``setpoint serve`` that a replica cannot have -> why."""
 

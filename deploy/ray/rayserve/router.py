@@ -8,8 +8,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from setpoint.rayserve.choice import Choice
-from setpoint.rayserve.prompts import Prompt
+from rayserve.choice import Choice
+from rayserve.prompts import Prompt
 
 HELD = "held_prefixes"
 """The key under which a replica reports the hashes of the prefixes that its cache holds."""

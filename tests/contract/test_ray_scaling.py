@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from setpoint.rayserve.scaling import QUEUE, USAGE, QueueAndUsage
+from rayserve.scaling import QUEUE, USAGE, QueueAndUsage
 
 
 def context(now: int, **metrics: dict[str, float]) -> SimpleNamespace:

@@ -10,13 +10,13 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from rayserve.exchange import HttpRequest, answer
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.service import Service
-from setpoint.rayserve.exchange import HttpRequest, answer
 
 Prompt = tuple[bytes, str]
 """Packed ids and the cache namespace of one sequence."""
