@@ -4,11 +4,12 @@ wrong."""
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any, NamedTuple, TypeGuard
 
 from setpoint.core.errors import RequestError
 from setpoint.grammar.quoted_classes import quoted_rightly
-from setpoint.schemas.document import LISTS, MAPS, SINGLE, schemas_in
+from setpoint.schemas.document import LISTS, MAPS, SINGLE, References, schemas_in
 from setpoint.schemas.expressions import for_grammars
 from setpoint.schemas.reading import checked_schema
 from setpoint.schemas.rewriting import OPTIONS
@@ -73,37 +74,65 @@ def llguidance_schema(schema: Any, spacing: JsonSpacing = USUAL) -> dict[str, An
     schema = checked_schema(schema)
     given = schema.get(OPTIONS)
     options = {**spacing.options, **(given if isinstance(given, dict) else {})}
-    prepared = _prepared(schema, closes=not _combines(schema))
+    prepared = _Preparation(schema).prepared(schema)
     if any(map(_has_other_names, (each for each, _ in schemas_in(prepared)))):
         options.setdefault("json_allowed_escapes", _SHORT_ESCAPES)
     # lenient would drop keywords that llguidance does not know, without a word.
     return {**prepared, OPTIONS: {**options, "lenient": False}}
 
 
-def _prepared(schema: Any, *, closes: bool) -> Any:
-    """The schema, and the schemas in it, without keywords that change nothing but that llguidance
-    refuses. closes: whether objects may have only the properties that their schemas list, unless a
-    schema says otherwise."""
-    if not isinstance(schema, dict):
-        return schema
-    _check_bounds(schema)
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in MAPS and isinstance(value, dict):
-            names = map(_expression, value) if key == "patternProperties" else value
-            inner = (_prepared(each, closes=closes) for each in value.values())
-            kept[key] = dict(zip(names, inner, strict=True))
-        elif (key in LISTS or key == "items") and isinstance(value, list):
-            kept[key] = [_prepared(each, closes=closes) for each in value]
-        elif key in SINGLE:
-            kept[key] = _prepared(value, closes=closes)
-        elif key == "pattern":
-            kept[key] = _expression(value)
-        elif not _changes_nothing(key, value):
-            kept[key] = value
-    if closes and lists_all(schema):
-        kept["additionalProperties"] = False
-    return kept
+class _Preparation:
+    """Removes keywords that change nothing but that llguidance refuses. Objects may then have only
+    the properties that their schema lists, unless a schema says otherwise."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._references = References(root)
+        all_in_place = self._references.all_in_place
+        combined = [each for each, _ in schemas_in(root) if _combines(each)]
+        inside = [each for one in combined for each in self._references.in_place(one)]
+        self._combined = {id(each) for each in all_in_place(inside)}
+        """The schemas that describe an object together with others, so one may list what another
+        one does not."""
+        self._closes = None not in all_in_place([each for each, _ in schemas_in(root)])
+
+    def prepared(self, schema: Any) -> Any:
+        """The schema, and the schemas in it."""
+        if not isinstance(schema, dict):
+            return schema
+        _check_bounds(self._references.all_in_place([schema]))
+        kept: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in MAPS and isinstance(value, dict):
+                names = map(_expression, value) if key == "patternProperties" else value
+                kept[key] = dict(zip(names, map(self.prepared, value.values()), strict=True))
+            elif (key in LISTS or key == "items") and isinstance(value, list):
+                kept[key] = [self.prepared(each) for each in value]
+            elif key in SINGLE:
+                kept[key] = self.prepared(value)
+            elif key == "pattern":
+                kept[key] = _expression(value)
+            elif not _changes_nothing(key, value):
+                kept[key] = value
+        if self._closes and self._lists_all(schema):
+            kept["additionalProperties"] = False
+        return kept
+
+    def _lists_all(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema lists the properties of all that it combines."""
+        if id(schema) in self._combined or not lists_all(schema):
+            return False
+        if not _combines(schema):
+            return True
+        listed = schema["properties"].keys()
+        others = [each for each in self._references.all_in_place([schema]) if each is not schema]
+        return all(
+            isinstance(each, bool)
+            or (
+                not any(key in each and each[key] is not True for key in _OPENING)
+                and listed >= {*each.get("properties", ()), *each.get("required", ())}
+            )
+            for each in others
+        )
 
 
 def _has_other_names(schema: dict[str, Any]) -> bool:
@@ -128,12 +157,11 @@ def lists_all(schema: dict[str, Any]) -> bool:
     )
 
 
-def _combines(schema: Any) -> bool:
-    """Whether several schemas describe the same object anywhere: one of them may list what another
-    one does not."""
-    return any(
-        any(key in each for key in _COMBINING) or sum(key in each for key in _ABOUT_PROPERTIES) > 1
-        for each, _ in schemas_in(schema)
+def _combines(schema: dict[str, Any]) -> bool:
+    """Whether a schema says that several schemas describe the same object."""
+    return (
+        any(key in schema for key in _COMBINING)
+        or sum(key in schema for key in _ABOUT_PROPERTIES) > 1
     )
 
 
@@ -143,18 +171,20 @@ def _changes_nothing(key: str, value: Any) -> bool:
     return key == "uniqueItems" and value is False
 
 
-def _check_bounds(schema: dict[str, Any]) -> None:
-    """Refuse bounds that llguidance (1.9.1) gets wrong: it accepts the exclusive minimum itself."""
-    low = schema.get("exclusiveMinimum")
+def _check_bounds(schemas: list[Any]) -> None:
+    """Refuse bounds that llguidance (1.9.1) gets wrong where these schemas apply to one value: it
+    accepts the exclusive minimum itself."""
+    objects = [each for each in schemas if isinstance(each, dict) and each.get("type") != "integer"]
+    lows = {each.get("exclusiveMinimum") for each in objects}
     for name in ("maximum", "exclusiveMaximum"):
-        high = schema.get(name)
-        if not (_is_number(low) and _is_number(high)) or schema.get("type") == "integer":
-            continue
-        if low == math.floor(low) == math.floor(high) < high:
-            raise RequestError(
-                f"exclusiveMinimum {low} together with {name} {high} is not supported; use"
-                " 'minimum' instead"
-            )
+        for low, high in product(lows, {each.get(name) for each in objects}):
+            if not (_is_number(low) and _is_number(high)):
+                continue
+            if low == math.floor(low) == math.floor(high) < high:
+                raise RequestError(
+                    f"exclusiveMinimum {low} together with {name} {high} is not supported; use"
+                    " 'minimum' instead"
+                )
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -1,14 +1,10 @@
-"""A JSON schema as a list of numbered schemas, with what its references lead to."""
+"""The schemas inside a JSON schema, and what its references lead to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
-
-from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from urllib.parse import unquote
 
 DEFINITIONS = ("$defs", "definitions")
 MAPS = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
@@ -20,17 +16,9 @@ SINGLE = (
 """Keywords whose value is a map of schemas, a list of schemas, or a schema. ``items`` was a list in
 older drafts, and ``dependencies`` a map of schemas or lists of names."""
 
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas")
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One schema of the document."""
-
-    schema: Any
-    """An object, true or false."""
-    path: str
-    """JSON pointer, for the client."""
-    base: str = ""
-    """URI against which its references are resolved."""
+Schema = dict[str, Any] | bool
 
 
 def parts_of(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -58,120 +46,62 @@ def schemas_in(schema: Any) -> list[tuple[dict[str, Any], str]]:
     return found
 
 
-class Document:
-    """Numbers schemas as they are asked for. Raises RequestError (400) for a schema that is no
-    object, true or false, and for references into nothing."""
+class References:
+    """What the references of a schema lead to, as far as that is certain: a pointer from the root,
+    in a schema without an ``$id`` below the root."""
 
-    def __init__(self, schema: dict[str, Any]) -> None:
-        self.nodes: list[Node] = []
-        self._numbers: dict[tuple[int, str], int] = {}
-        self._made: list[dict[str, Any]] = []
-        self._keywords: set[str] = set()
-        self._resources: dict[str, int] = {}
-        """URI -> the schema that it is the ``$id`` of."""
-        self._anchors: dict[tuple[str, str], int] = {}
-        """(URI, name) -> the schema that has this ``$anchor``."""
-        self.dynamic: dict[str, list[int]] = {}
-        """Name -> the schemas that have this ``$dynamicAnchor``."""
-        self.root = self.number(schema, "#", "")
-        self._index()
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._recursive: dict[int, bool] = {}
+        self._is_certain = not any(
+            isinstance(each.get("$id"), str) for each, path in schemas_in(root) if path != "#"
+        )
 
-    def number(self, schema: Any, path: str, base: str) -> int:
-        """The number of a schema."""
-        if not isinstance(schema, dict | bool):
-            raise RequestError(f"{_shown(path)}: a schema must be an object, true or false")
-        key = (id(schema), path)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.nodes)
-            self.nodes.append(Node(schema, path, base))
-        return self._numbers[key]
-
-    def number_of_value(self, value: Any, path: str) -> int:
-        """The number of a schema that only this value satisfies."""
-        self._made.append({"const": value})  # kept, because numbers go by the identity of schemas
-        return self.number(self._made[-1], path, "")
-
-    def mentions(self, *keywords: str) -> bool:
-        """Whether a schema of the document has one of these keywords."""
-        return not self._keywords.isdisjoint(keywords)
-
-    def inside(self, node: Node, key: str, *steps: str | int) -> int:
-        """The number of a schema inside another one: ``node.schema[key]...``."""
-        schema, path = node.schema[key], f"{node.path}/{key}"
-        for step in steps:
-            schema, path = schema[step], f"{path}/{escaped(str(step))}"
-        return self.number(schema, path, self._base(schema, node.base))
-
-    def target(self, node: Node, reference: str) -> int | None:
-        """The schema that a reference leads to; None if that is outside the document."""
-        uri, fragment = urldefrag(urljoin(node.base, reference))
-        if reference.startswith("#"):
-            uri, fragment = node.base, reference[1:]
-        root = self._resources.get(uri)
-        if root is None:
+    def target(self, reference: Any) -> Any:
+        """The schema; None if it is not known."""
+        if not (self._is_certain and isinstance(reference, str)):
             return None
-        fragment = unquote(fragment)
-        if not fragment:
-            return root
-        found = self._anchors.get((uri, fragment))
-        if found is None and fragment.startswith("/"):
-            found = self._pointed_to(self.nodes[root], fragment)
-        if found is None:
-            raise RequestError(
-                f"{_shown(node.path)}/$ref: {excerpt(reference, 200)!r} leads to nothing"
-            )
-        return found
-
-    def _pointed_to(self, root: Node, pointer: str) -> int | None:
-        schema, path, base = root.schema, root.path, root.base
-        for part in pointer[1:].split("/"):
+        if reference != "#" and not reference.startswith("#/"):
+            return None
+        schema = self._root
+        for part in unquote(reference[1:]).split("/")[1:]:
             step = part.replace("~1", "/").replace("~0", "~")
             try:
                 schema = schema[int(step)] if isinstance(schema, list) else schema[step]
             except (KeyError, IndexError, ValueError, TypeError):
                 return None
-            path, base = f"{path}/{escaped(step)}", self._base(schema, base)
-        return self.number(schema, path, base)
+        return schema if isinstance(schema, dict | bool) else None
 
-    def _index(self) -> None:
-        root = self.nodes[self.root]
-        self._resources[""] = self.root
-        todo = [(root.schema, root.path, root.base)]
+    def is_recursive(self, schema: Any) -> bool:
+        """Whether a schema is, or refers to, one that has itself inside."""
+        if id(schema) not in self._recursive:
+            self._recursive[id(schema)] = True  # what is asked again while it is looked at
+            inner = [part for _, part in parts_of(schema)] if isinstance(schema, dict) else []
+            if isinstance(schema, dict) and "$ref" in schema:
+                inner.append(self.target(schema["$ref"]))
+            self._recursive[id(schema)] = any(map(self.is_recursive, inner))
+        return self._recursive[id(schema)]
+
+    def in_place(self, schema: dict[str, Any]) -> list[Any]:
+        """The schemas that apply to the same value as the schema; None for an unknown one."""
+        found = []
+        for step, each in parts_of(schema):
+            if step.split("/")[1] in _IN_PLACE:
+                found.append(each)
+        return [*found, self.target(schema["$ref"])] if "$ref" in schema else found
+
+    def all_in_place(self, schemas: list[Any]) -> list[Any]:
+        """The schemas, and all that apply to the same values as they do, each of them once."""
+        found: dict[int, Any] = {}
+        todo = list(schemas)
         while todo:
-            schema, path, base = todo.pop()
-            base = self._base(schema, base)
-            if not isinstance(schema, dict):
-                continue
-            self._keywords.update(schema)
-            own_id = schema.get("$id")
-            names = [schema.get(key) for key in ("$anchor", "$dynamicAnchor")]
-            if isinstance(own_id, str) or any(isinstance(name, str) for name in names):
-                number = self.number(schema, path, base)
-                if isinstance(own_id, str):
-                    self._resources.setdefault(base, number)
-                    if number == self.root:
-                        self._rebase_root(base)
-                for name in names:
-                    if isinstance(name, str):
-                        self._anchors.setdefault((base, name), number)
-                if isinstance(names[1], str):
-                    self.dynamic.setdefault(names[1], []).append(number)
-            todo += [(each, path + step, base) for step, each in parts_of(schema)]
-
-    def _rebase_root(self, base: str) -> None:
-        root = self.nodes[self.root]
-        self.nodes[self.root] = Node(root.schema, root.path, base)
-
-    @staticmethod
-    def _base(schema: Any, base: str) -> str:
-        own_id = schema.get("$id") if isinstance(schema, dict) else None
-        return urldefrag(urljoin(base, own_id))[0] if isinstance(own_id, str) else base
+            each = todo.pop()
+            if id(each) not in found:
+                found[id(each)] = each
+                todo += self.in_place(each) if isinstance(each, dict) else []
+        return list(found.values())
 
 
 def escaped(step: str) -> str:
     """A key as a step of a JSON pointer."""
     return step.replace("~", "~0").replace("/", "~1")
-
-
-def _shown(path: str) -> str:
-    return excerpt(path, 200)

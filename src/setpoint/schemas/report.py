@@ -1,16 +1,24 @@
-"""What a rewritten schema does not enforce, and where it allows less than the original."""
+"""What a rewritten schema does not enforce."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from setpoint.core.excerpt import excerpt
-from setpoint.schemas.atoms import Source
 
 MAX_NAMED = 8
 """Most keywords that a message names."""
 MAX_PATH = 120
+
+
+class Source(NamedTuple):
+    """A keyword in the document, for the client."""
+
+    keyword: str
+    path: str
+    """JSON pointer of the keyword."""
 
 
 @dataclass(slots=True)
@@ -19,23 +27,14 @@ class Report:
     """Demands that no grammar can enforce, in the order in which they were met."""
     too_large: dict[Source, None] = field(default_factory=dict)
     """Demands that are not enforced because rewriting the whole schema would exceed the limits."""
-    narrowed: dict[Source, str] = field(default_factory=dict)
-    """Demands that are enforced, but exclude more values than they should -> how."""
 
     def lose(self, sources: Iterable[Source]) -> None:
-        self.lost.update(dict.fromkeys(sorted(sources)))
-
-    def drop(self, sources: Iterable[Source]) -> None:
-        self.too_large.update(dict.fromkeys(sorted(sources)))
+        self.lost.update(dict.fromkeys(sources))
 
     def add(self, other: Report) -> None:
         """Add what another schema's report says."""
         self.lost |= other.lost
         self.too_large |= other.too_large
-        self.narrowed |= other.narrowed
-
-    def narrow(self, source: Source, how: str) -> None:
-        self.narrowed.setdefault(source, how)
 
     @property
     def warnings(self) -> list[str]:
@@ -50,13 +49,6 @@ class Report:
             found.append(
                 "The JSON schema is too large for this server to enforce"
                 f" {_listed(self.too_large)}, so the answer may violate that part of it."
-            )
-        if self.narrowed:
-            words = [f"{words_of(source)}: {how}" for source, how in self.narrowed.items()]
-            found.append(
-                "The grammar allows less than the JSON schema: "
-                + "; ".join(dict.fromkeys(words[:MAX_NAMED]))
-                + "."
             )
         return found
 
@@ -75,13 +67,6 @@ class Report:
 
 def _listed(sources: Iterable[Source]) -> str:
     """Demands as a list for a sentence."""
-    words = list(dict.fromkeys(map(words_of, sources)))
+    words = [f"'{each.keyword}' at {excerpt(each.path, MAX_PATH)}" for each in sources]
     more = len(words) - MAX_NAMED
     return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def words_of(source: Source) -> str:
-    path = excerpt(source.path, MAX_PATH)
-    if source.is_opposite:
-        return f"the opposite of '{source.keyword}' at {path}"
-    return f"'{source.keyword}' at {path}"

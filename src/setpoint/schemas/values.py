@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from fractions import Fraction
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["null", "boolean", "number", "string", "array", "object"]
+Kinds = frozenset[str]
 
-KINDS: tuple[Kind, ...] = ("null", "boolean", "number", "string", "array", "object")
+KINDS: Kinds = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
+"""The types of JSON values; numbers are divided in integers and fractions, as ``type`` does."""
 
 
-def kind_of_value(value: Any) -> Kind:
+def kind_of_value(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
-        return "number"
+        return "integer" if is_integral(value) else "fraction"
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"
+
+
+def type_of(kinds: Kinds) -> str | list[str] | None:
+    """The ``type`` of these; None for fractions without integers, which it cannot say."""
+    if "fraction" in kinds and "integer" not in kinds:
+        return None
+    names = sorted(kinds - {"integer", "fraction"})
+    if "integer" in kinds:
+        names.append("number" if "fraction" in kinds else "integer")
+    return names[0] if len(names) == 1 else names
 
 
 def is_integral(value: Any) -> bool:
@@ -32,40 +40,17 @@ def is_integral(value: Any) -> bool:
     )
 
 
-def with_integers(value: Any) -> Any:
-    """The value with integral floats as integers."""
+def same_key(value: Any) -> str:
+    """A text that is the same for equal values: neither the order of keys nor 1.0 instead of 1
+    makes a difference."""
+    return json.dumps(_with_integers(value), sort_keys=True)
+
+
+def _with_integers(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [with_integers(each) for each in value]
+        return [_with_integers(each) for each in value]
     if isinstance(value, dict):
-        return {key: with_integers(each) for key, each in value.items()}
+        return {key: _with_integers(each) for key, each in value.items()}
     return value
-
-
-def is_multiple(value: float, of: float) -> bool:
-    """Whether the decimal number ``value`` is an integer multiple of ``of``."""
-    return _fraction(value) % _fraction(of) == 0
-
-
-@lru_cache(1024)
-def _fraction(value: float) -> Fraction:
-    return Fraction(repr(value))
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A JSON value that may be compared and hashed."""
-
-    key: str
-    """Equal for equal values: neither the order of keys nor 1.0 instead of 1 makes a difference."""
-    value: Any = field(compare=False)
-
-    @property
-    def kind(self) -> Kind:
-        return kind_of_value(self.value)
-
-
-def constant(value: Any) -> Constant:
-    plain = with_integers(value)
-    return Constant(json.dumps(plain, sort_keys=True), plain)

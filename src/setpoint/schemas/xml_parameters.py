@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from setpoint.schemas.atoms import Source
+from setpoint.schemas.report import Source
 from setpoint.schemas.document import parts_of
 
 _ABOUT_TEXT = ("minLength", "maxLength", "pattern", "format", "allOf", "anyOf", "$ref")
