@@ -74,7 +74,9 @@ KEYWORDS: list[Make] = [
     lambda draw, inner: {"required": draw.sample(NAMES, draw.randint(1, 2))},
     lambda draw, inner: {"enum": draw.sample(VALUES, draw.choice([2, 5, 9]))},
     lambda draw, inner: {
-        "propertyNames": draw.choice([{"type": "string"}, {"pattern": "^[ab]"}, {"enum": ["a", "c"]}])
+        "propertyNames": draw.choice(
+            [{"type": "string"}, {"pattern": "^[ab]"}, {"enum": ["a", "c"]}]
+        )
     },
     lambda draw, inner: {"dependentRequired": {draw.choice(NAMES): [draw.choice(NAMES)]}},
     lambda draw, inner: {"dependentSchemas": {draw.choice(NAMES): inner()}},
@@ -120,7 +122,9 @@ def check(schema: Any) -> None:
         return
     if grammar.report.unenforced:
         return
-    is_whole = not grammar.report.warnings and "properties" not in json.dumps(schema)
+    # llguidance (1.9.1) does not find all objects of an enum whose names match an expression.
+    text = json.dumps(schema)
+    is_whole = "properties" not in text and "propertyNames" not in text
     for value in VALUES:
         if judge.is_valid(value):
             assert not is_whole or any(map(grammar.accepts, orders(value))), value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 DEFINITIONS = ("$defs", "definitions")
 MAPS = ("properties", "patternProperties", *DEFINITIONS, "dependentSchemas")
@@ -47,30 +47,56 @@ def schemas_in(schema: Any) -> list[tuple[dict[str, Any], str]]:
 
 
 class References:
-    """What the references of a schema lead to, as far as that is certain: a pointer from the root,
-    in a schema without an ``$id`` below the root."""
+    """What the references in a schema lead to."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._bases: dict[int, str] = {}
+        """The URI against which the reference of a schema is resolved."""
+        self._places: dict[tuple[str, str], tuple[Any, str]] = {}
+        """(URI, "" or an anchor) -> the schema there, and its JSON pointer."""
         self._recursive: dict[int, bool] = {}
-        self._is_certain = not any(
-            isinstance(each.get("$id"), str) for each, path in schemas_in(root) if path != "#"
-        )
+        self._index(root, "#", "")
+        self._places[self._bases[id(root)], ""] = self._places["", ""] = (root, "#")
 
-    def target(self, reference: Any) -> Any:
-        """The schema; None if it is not known."""
-        if not (self._is_certain and isinstance(reference, str)):
-            return None
-        if reference != "#" and not reference.startswith("#/"):
-            return None
-        schema = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
+    def _index(self, schema: Any, path: str, base: str) -> None:
+        todo = [(schema, path, base)]
+        while todo:
+            schema, path, base = todo.pop()
+            if not isinstance(schema, dict) or id(schema) in self._bases:
+                continue
+            if isinstance(schema.get("$id"), str):
+                base = urldefrag(urljoin(base, schema["$id"]))[0]
+                self._places.setdefault((base, ""), (schema, path))
+            self._bases[id(schema)] = base
+            for key in ("$anchor", "$dynamicAnchor"):
+                if key in schema:
+                    self._places.setdefault((base, str(schema[key])), (schema, path))
+            todo += [(each, path + step, base) for step, each in parts_of(schema)]
+
+    def place(self, schema: dict[str, Any]) -> tuple[Any, str] | None:
+        """What the ``$ref`` of a schema leads to, and its JSON pointer; None if it is unknown."""
+        base, reference = self._bases[id(schema)], schema["$ref"]
+        uri, fragment = urldefrag(urljoin(base, reference))
+        if reference.startswith("#"):
+            uri, fragment = base, reference[1:]
+        fragment = unquote(fragment)
+        if not fragment.startswith("/"):
+            return self._places.get((uri, fragment))
+        found, path = self._places.get((uri, ""), (None, ""))
+        for part in fragment[1:].split("/"):
             step = part.replace("~1", "/").replace("~0", "~")
             try:
-                schema = schema[int(step)] if isinstance(schema, list) else schema[step]
+                found = found[int(step)] if isinstance(found, list) else found[step]
             except (KeyError, IndexError, ValueError, TypeError):
                 return None
-        return schema if isinstance(schema, dict | bool) else None
+            path += f"/{escaped(step)}"
+        self._index(found, path, uri)  # a place may be outside of the keywords that have schemas
+        return (found, path) if isinstance(found, dict | bool) else None
+
+    def target(self, schema: dict[str, Any]) -> Any:
+        """What the ``$ref`` of a schema leads to; None if it is unknown."""
+        place = self.place(schema)
+        return None if place is None else place[0]
 
     def is_recursive(self, schema: Any) -> bool:
         """Whether a schema is, or refers to, one that has itself inside."""
@@ -78,7 +104,7 @@ class References:
             self._recursive[id(schema)] = True  # what is asked again while it is looked at
             inner = [part for _, part in parts_of(schema)] if isinstance(schema, dict) else []
             if isinstance(schema, dict) and "$ref" in schema:
-                inner.append(self.target(schema["$ref"]))
+                inner.append(self.target(schema))
             self._recursive[id(schema)] = any(map(self.is_recursive, inner))
         return self._recursive[id(schema)]
 
@@ -88,7 +114,7 @@ class References:
         for step, each in parts_of(schema):
             if step.split("/")[1] in _IN_PLACE:
                 found.append(each)
-        return [*found, self.target(schema["$ref"])] if "$ref" in schema else found
+        return [*found, self.target(schema)] if "$ref" in schema else found
 
     def all_in_place(self, schemas: list[Any]) -> list[Any]:
         """The schemas, and all that apply to the same values as they do, each of them once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -29,20 +29,16 @@ _COUNTS = {
     "minItems": ("array", "maxItems", -1),
     "maxItems": ("array", "minItems", 1),
 }
-_NONE: dict[str, Iterable[str]] = {
-    **dict.fromkeys(("pattern", "format"), {"string"}),
-    "multipleOf": {"integer", "fraction"},
-    **dict.fromkeys(
-        ("items", "prefixItems", "contains", "uniqueItems", "additionalItems", "unevaluatedItems"),
-        {"array"},
-    ),
-    **dict.fromkeys(
-        (
-            *("minProperties", "maxProperties", "patternProperties", "additionalProperties"),
-            *("propertyNames", "unevaluatedProperties"),
-        ),
-        {"object"},
-    ),
+_OF_STRINGS, _OF_NUMBERS = frozenset(("string",)), frozenset(("integer", "fraction"))
+_OF_ARRAYS, _OF_OBJECTS = frozenset(("array",)), frozenset(("object",))
+_NONE: dict[str, Kinds] = {
+    **dict.fromkeys(("pattern", "format"), _OF_STRINGS),
+    "multipleOf": _OF_NUMBERS,
+    **dict.fromkeys(("items", "prefixItems", "contains", "uniqueItems"), _OF_ARRAYS),
+    **dict.fromkeys(("additionalItems", "unevaluatedItems"), _OF_ARRAYS),
+    **dict.fromkeys(("minProperties", "maxProperties", "patternProperties"), _OF_OBJECTS),
+    **dict.fromkeys(("additionalProperties", "propertyNames"), _OF_OBJECTS),
+    "unevaluatedProperties": _OF_OBJECTS,
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), KINDS),
 }
 """Keywords whose opposites no grammar has, and the types of value of which they speak."""
@@ -93,7 +89,7 @@ class Opposites:
         def inner(schema: Any, step: str = "", kinds: Kinds = kinds) -> Schema:
             return self.of(schema, f"{path}/{key}{step}", kinds, depth + 1)
 
-        if kinds.intersection(_NONE.get(key, ())) and not allows_all(key, value):
+        if kinds & _NONE.get(key, frozenset()) and not allows_all(key, value):
             raise NoOpposite
         if key in ("const", "enum"):
             if not ("const" in schema and key == "enum"):
@@ -137,16 +133,22 @@ class Opposites:
                 yield all_of(fails, self.of(schema["else"], f"{path}/else", kinds, depth + 1))
         elif key in ("dependentRequired", "dependentSchemas", "dependencies") and "object" in kinds:
             for name, needed in value.items():
-                present = {"type": "object", "required": [name]}
-                if isinstance(needed, list):
-                    yield from (all_of(present, _without(each)) for each in needed if each != name)
-                else:
-                    yield all_of(present, inner(needed, f"/{name}"))
+                missing = needed if isinstance(needed, list) else inner(needed, f"/{name}")
+                yield from _present_without(name, missing)
         elif key == "$ref":
-            target = self._references.target(value)
-            if target is None:
+            place = self._references.place(schema)
+            if place is None:
                 raise NoOpposite
-            yield self.of(target, value, kinds, depth + 1)
+            yield self.of(*place, kinds, depth + 1)
+
+
+def _present_without(name: str, missing: Any) -> Iterator[Schema]:
+    """Objects with a property that lack one of these, or satisfy a schema."""
+    present = {"type": "object", "required": [name]}
+    if isinstance(missing, list):
+        yield from (all_of(present, _without(each)) for each in missing if each != name)
+    else:
+        yield all_of(present, missing)
 
 
 def allows_all(key: str, value: Any) -> bool:
@@ -188,7 +190,9 @@ def _other_than(values: list[Any], kinds: Kinds) -> Iterator[Schema]:
     if own & kinds & {"array", "object"}:
         raise NoOpposite
     if "boolean" in own & kinds:
-        yield {"enum": [each for each in (True, False) if not any(each is value for value in values)]}
+        yield {
+            "enum": [each for each in (True, False) if not any(each is value for value in values)]
+        }
     if own & kinds & {"integer", "fraction"}:
         name = _number(kinds)
         numbers = {value for value in values if kind_of_value(value) in ("integer", "fraction")}

@@ -18,8 +18,8 @@ class Overlaps:
     def __init__(self, references: References, spend: Callable[[], None]) -> None:
         self._references = references
         self._spend = spend
-        self._kinds: dict[str, Kinds] = {}
-        """Those of what references lead to."""
+        self._kinds: dict[int, Kinds] = {}
+        """Types of what references lead to."""
 
     def kinds(self, schema: Any, depth: int = 0) -> Kinds:
         """The types of value that may satisfy a schema."""
@@ -34,7 +34,7 @@ class Overlaps:
             found -= kinds_of_type(excluded["type"]) if excluded not in (True, {}) else KINDS
         if depth < MAX_DEPTH:
             if "$ref" in schema:
-                found &= self.kinds_of_target(schema["$ref"], depth + 1)
+                found &= self.kinds_of_target(schema, depth + 1)
             for each in schema.get("allOf", ()):
                 found &= self.kinds(each, depth + 1)
             for key in ("anyOf", "oneOf"):
@@ -44,11 +44,13 @@ class Overlaps:
                     )
         return found
 
-    def kinds_of_target(self, reference: str, depth: int = 0) -> Kinds:
-        if reference not in self._kinds:
-            self._kinds[reference] = KINDS  # what a reference to itself excludes is not known
-            self._kinds[reference] = self.kinds(self._references.target(reference), depth)
-        return self._kinds[reference]
+    def kinds_of_target(self, schema: dict[str, Any], depth: int = 0) -> Kinds:
+        """The types of what the ``$ref`` of a schema leads to."""
+        target = self._references.target(schema)
+        if id(target) not in self._kinds:
+            self._kinds[id(target)] = KINDS  # what a reference to itself excludes is not known
+            self._kinds[id(target)] = self.kinds(target, depth)
+        return self._kinds[id(target)]
 
     def exclude(self, one: Any, other: Any, kinds: Kinds = KINDS, depth: int = 0) -> bool:
         """Whether it is certain that no value of these types satisfies both."""
@@ -64,7 +66,7 @@ class Overlaps:
         for first, second in ((one, other), (other, one)):
             if not isinstance(first, dict):
                 continue
-            together = [self._references.target(first["$ref"])] if "$ref" in first else []
+            together = [self._references.target(first)] if "$ref" in first else []
             together += first.get("allOf", ())
             if any(self.exclude(each, second, kinds, depth + 1) for each in together):
                 return True
@@ -75,9 +77,7 @@ class Overlaps:
                     return True
         return False
 
-    def _differ(
-        self, one: dict[str, Any], other: dict[str, Any], kinds: Kinds, depth: int
-    ) -> bool:
+    def _differ(self, one: dict[str, Any], other: dict[str, Any], kinds: Kinds, depth: int) -> bool:
         first, second = listed(one), listed(other)
         if first is not None and second is not None:
             return {same_key(value) for value in first}.isdisjoint(map(same_key, second))

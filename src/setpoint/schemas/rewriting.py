@@ -6,11 +6,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from setpoint.core.constraint import MAX_CHARS
 from setpoint.core.errors import RequestError
+from setpoint.core.excerpt import excerpt
 from setpoint.schemas.checks import COUNTS
-from setpoint.schemas.document import DEFINITIONS, LISTS, MAPS, SINGLE, References, Schema, escaped, schemas_in
+from setpoint.schemas.document import (
+    DEFINITIONS,
+    LISTS,
+    MAPS,
+    SINGLE,
+    References,
+    Schema,
+    escaped,
+    schemas_in,
+)
 from setpoint.schemas.expressions import is_regular
 from setpoint.schemas.forms import all_of, any_of, objects
 from setpoint.schemas.opposites import NoOpposite, Opposites, allows_all
@@ -75,11 +86,13 @@ def needs_rewriting(schema: Any) -> bool:
     """Whether a schema, or one inside it, has a keyword that grammar libraries do not enforce, or
     writes a count in a form that they refuse."""
     return any(
-        _is_hard(each, key, value) for each, _ in schemas_in(schema) for key, value in each.items()
+        _is_hard(each, key, value, is_root=each is schema)
+        for each, _ in schemas_in(schema)
+        for key, value in each.items()
     )
 
 
-def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
+def _is_hard(schema: dict[str, Any], key: str, value: Any, *, is_root: bool = False) -> bool:
     """Whether a keyword is beyond grammar libraries, here or anywhere."""
     match key:
         case "pattern":
@@ -93,6 +106,8 @@ def _is_hard(schema: dict[str, Any], key: str, value: Any) -> bool:
             return not (isinstance(value, str) and "//json-schema.org/" in value)
         case "$ref":
             return not value.startswith("#")
+        case "$id":
+            return not is_root
     return key in _DROPPED or (key in COUNTS and isinstance(value, float))
 
 
@@ -104,8 +119,8 @@ class _Rewriter:
         self._is_too_large = is_too_large
         self._num_steps = 0
         self._references = references = References(schema)
-        self._moved: dict[str, str] = {}
-        """References to where the written schema has nothing -> names under ``$defs``."""
+        self._moved: dict[str, tuple[str, Any]] = {}
+        """Pointers to where the written schema has nothing -> names under ``$defs``, schemas."""
         self._overlaps = Overlaps(references, self._spend)
         self._opposites = Opposites(references, self._overlaps, self.written, self._spend)
 
@@ -130,7 +145,7 @@ class _Rewriter:
             if key in _DROPPED:
                 if key in _LOST and not allows_all(key, value):
                     self._lose(key, path)
-            elif key in ("pattern", "$ref") and _is_hard(schema, key, value):
+            elif key == "pattern" and _is_hard(schema, key, value):
                 self._lose(key, path)
             elif key == "patternProperties" and _is_hard(schema, key, value):
                 self._lose(key, path)
@@ -143,9 +158,10 @@ class _Rewriter:
             elif key in SINGLE:
                 kept[key] = self.written(value, inner)
             elif key == "$ref":
-                kept[key] = self._reference(value)
-                if not self._is_too_large and not self._overlaps.kinds_of_target(value):
+                if not self._refer(schema, kept, path):
                     return False
+            elif key == "$id" and path != "#":
+                pass  # its references are written from the root
             elif key != "$schema" or not _is_hard(schema, key, value):
                 kept[key] = value
         self._count(kept, path)
@@ -157,19 +173,31 @@ class _Rewriter:
         if not (self._moved and isinstance(found, dict)):
             return found
         definitions = dict(found.get("$defs", {}))
-        written = 0
-        while written < len(self._moved):
-            reference, name = list(self._moved.items())[written]
-            definitions[name] = self.written(self._references.target(reference), reference)
-            written += 1
+        pointers = list(self._moved)
+        for pointer in pointers:
+            name, target = self._moved[pointer]
+            definitions[name] = self.written(target, pointer)
+            pointers += list(self._moved)[len(pointers) :]
         return {**found, "$defs": definitions}
 
-    def _reference(self, reference: str) -> str:
-        """A reference, to the place at which the written schema has what it leads to."""
-        if self._references.target(reference) is None or _is_kept(reference):
-            return reference
-        name = self._moved.setdefault(reference, f"moved-{len(self._moved)}")
-        return f"#/$defs/{name}"
+    def _refer(self, schema: dict[str, Any], kept: dict[str, Any], path: str) -> bool:
+        """Write a reference from the root. False: nothing satisfies what it leads to."""
+        place = self._references.place(schema)
+        if place is None:
+            if not schema["$ref"].startswith("#"):
+                self._lose("$ref", path)
+                return True
+            raise RequestError(
+                f"{excerpt(path, 200)}/$ref: {excerpt(schema['$ref'], 200)!r} leads to nothing"
+            )
+        if not self._is_too_large and not self._overlaps.kinds_of_target(schema):
+            return False
+        target, pointer = place
+        if not _is_kept(pointer):
+            name, _ = self._moved.setdefault(pointer, (f"moved-{len(self._moved)}", target))
+            pointer = f"#/$defs/{name}"
+        kept["$ref"] = quote(pointer, safe="#/~$")
+        return True
 
     def _written_map(self, schemas: dict[str, Any], path: str) -> dict[str, Schema]:
         return {
@@ -247,7 +275,7 @@ class _Rewriter:
         """Put what a schema says of the names of properties into other keywords. Raises
         NoOpposite."""
         if isinstance(names, dict) and names.keys() == {"$ref"}:
-            names = self._references.target(names["$ref"])
+            names = self._references.target(names)
         if isinstance(names, bool):
             names = {} if names else {"enum": []}
         rules = names.keys() & {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from setpoint.schemas.report import Source
 from setpoint.schemas.document import parts_of
+from setpoint.schemas.report import Source
 
 _ABOUT_TEXT = ("minLength", "maxLength", "pattern", "format", "allOf", "anyOf", "$ref")
 
