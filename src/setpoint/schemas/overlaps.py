@@ -60,8 +60,8 @@ class Overlaps:
         kinds = kinds & self.kinds(one) & self.kinds(other)
         if not kinds:
             return True
-        pair = [each for each in (one, other) if isinstance(each, dict)]
-        if len(pair) == 2 and self._differ(*pair, kinds, depth):
+        both = isinstance(one, dict) and isinstance(other, dict)
+        if both and self._differ(one, other, kinds, depth):
             return True
         for first, second in ((one, other), (other, one)):
             if not isinstance(first, dict):
