@@ -30,8 +30,10 @@ class Overlaps:
         if (values := listed(schema)) is not None:
             found &= {kind_of_value(value) for value in values}
         excluded = schema.get("not")
-        if excluded is True or (isinstance(excluded, dict) and excluded.keys() <= {"type"}):
-            found -= kinds_of_type(excluded["type"]) if excluded not in (True, {}) else KINDS
+        if excluded is True:
+            return frozenset()
+        if isinstance(excluded, dict) and excluded.keys() <= {"type"}:
+            found -= kinds_of_type(excluded["type"]) if excluded else KINDS
         if depth < MAX_DEPTH:
             if "$ref" in schema:
                 found &= self.kinds_of_target(schema, depth + 1)
