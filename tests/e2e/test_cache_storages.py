@@ -1,5 +1,5 @@
-"""Servers with other storages than files: a Redis server that two of them share, and the command of
-SGLang's guide, which names a storage that is not here."""
+"""Servers with other storages than files: a Redis server that two of them share, one that does not
+answer, and storages that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 from test_cache_tiers import PROMPTS, answer, expected, known, metric, settled
 
-from setpoint_testing.server_process import running_server
+from setpoint_testing.server_process import ServerProcess, running_server, wait_until
 from setpoint_testing.valkey_server import PASSWORD, missing, valkey_server
 
 COMMON = ("--skip-server-warmup", "--max-total-tokens", "4096", "--enable-metrics")
@@ -45,22 +45,38 @@ def test_servers_share_a_redis_server_and_tell_nobody_its_password(
                 assert PASSWORD not in text
 
 
-def test_the_guides_storage_that_is_not_here_is_off_and_says_so(
+def until_off(each: ServerProcess) -> None:
+    """Ask new prompts until the server has given its storage up."""
+    first = iter(range(3, 200))
+
+    def is_off() -> bool:
+        assert len(answer(each, [next(first)] * 40)[0]) == 6
+        state = httpx.get(f"{each.url}/hicache/storage-backend").json()
+        return bool(state["engines"][0]["off"])
+
+    wait_until(is_off, every_s=0.5)
+
+
+def test_a_storage_that_does_not_answer_is_off_and_says_so(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    command = "--enable-hierarchical-cache --hicache-ratio 2 --hicache-storage-backend hf3fs"
+    pytest.importorskip("valkey")
+    extra = {"url": "redis://127.0.0.1:1/0", "block_tokens": 16, "prefetch_threshold": 32}
+    options = (
+        *("--enable-hierarchical-cache", "--hicache-storage-backend", "redis"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+    )
     model = ("--model-path", str(tiny_model))
-    with running_server(tmp_path, *model, *COMMON, *command.split()) as each:
-        found, cached, _ = answer(each, PROMPTS[0])
-        assert (len(found), cached) == (6, 0)
-        assert answer(each, PROMPTS[0])[1] == len(PROMPTS[0]) - 1
+    with running_server(tmp_path, *model, *COMMON, *options) as each:
+        until_off(each)
         assert metric(each, "setpoint:cache_tier_off") == 1
-        assert "Cache tier storage is off: hf3fs needs a folder of a mounted 3FS" in each.errors
+        assert "The cache in redis://127.0.0.1:1/0 cannot be reached now" in each.errors
+        assert "Cache tier storage is off: redis://127.0.0.1:1/0: ConnectionError" in each.errors
         state = httpx.get(f"{each.url}/hicache/storage-backend").json()
-        assert "--hicache-storage-backend file keeps prefixes" in state["engines"][0]["off"]
+        assert "ConnectionError" in state["engines"][0]["off"]
         found = httpx.get(f"{each.url}/doctor").json()["findings"]
         assert next(one["summary"] for one in found if one["cause"] == "cache-tier").startswith(
-            "The tier 'storage' is off: hf3fs needs a folder"
+            "The tier 'storage' is off: redis://127.0.0.1:1/0"
         )
 
 
@@ -68,7 +84,7 @@ def test_the_guides_storage_that_is_not_here_is_off_and_says_so(
     ("backend", "extra", "words"),
     [
         ("redis", {"url": f"http://:{PASSWORD}@h"}, "must begin with one of valkey://"),
-        ("hf3fs", {"path": "/nowhere/3fs"}, "/nowhere/3fs cannot be used"),
+        ("hf3fs", {}, "For another storage write a class of eight methods"),
         ("dynamic", {"module_path": "os", "class_name": "Nothing"}, "os.Nothing cannot be made"),
     ],
 )

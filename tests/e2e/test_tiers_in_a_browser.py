@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
+from test_cache_storages import until_off
 from test_cache_tiers import PROMPTS, answer, known, server, settled
 from test_console_in_a_browser import console
 
@@ -44,16 +46,21 @@ def test_a_tier_says_what_it_has_loaded_and_saved(tiny_model: Path, tmp_path: Pa
 def test_a_tier_that_is_off_says_why(tiny_model: Path, tmp_path: Path) -> None:
     async def look(url: str) -> None:
         async with console(tmp_path / "browser", url) as page:
-            await page.wait(f"/Storage hf3fs: off. storage: hf3fs needs a folder/.test({TEXT})")
+            await page.wait(f"/Storage redis: off. storage: redis:..127.0.0.1:1/.test({TEXT})")
             assert await page.evaluate(TONE) == "bad"
             await page.size(390, 800, phone=True)
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             await page.screenshot(tmp_path / "off.png")
 
     (tmp_path / "browser").mkdir()
-    options = ("--enable-hierarchical-cache", "--hicache-storage-backend", "hf3fs")
+    pytest.importorskip("valkey")
+    extra = {"url": "redis://127.0.0.1:1/0", "block_tokens": 16, "prefetch_threshold": 32}
+    options = (
+        *("--enable-hierarchical-cache", "--hicache-storage-backend", "redis"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+    )
     with running_server(tmp_path, "--model-path", str(tiny_model), *options) as each:
-        answer(each, PROMPTS[0])
+        until_off(each)
         asyncio.run(look(each.url))
 
 

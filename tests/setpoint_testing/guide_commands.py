@@ -130,7 +130,7 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--enable-hierarchical-cache \\\n--hicache-ratio 2 \\\n--hicache-storage-backend hf3fs",
-        without_effect=("hicache_ratio",),
+        refused="Write your own storage",
     ),
     GuideCommand(
         WORKLOADS, "--enable-hierarchical-cache --hicache-ratio 2", without_effect=HICACHE
@@ -141,6 +141,7 @@ GUIDE_COMMANDS = (
         WORKLOADS,
         "--enable-hierarchical-cache \\\n--hicache-storage-backend hf3fs \\\n--disaggregation-mode"
         " decode \\\n--disaggregation-decode-enable-offload-kvcache",
+        refused="Write your own storage",
     ),
     GuideCommand(
         WORKLOADS,

@@ -166,13 +166,6 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Folder of --hicache-storage-backend file.",
         ),
     ] = "/tmp/hicache"
-    hf3fs_config: Annotated[
-        str,
-        EnvVar(
-            "SGLANG_HICACHE_HF3FS_CONFIG_PATH",
-            "JSON file of --hicache-storage-backend hf3fs, with file_path_prefix and file_size.",
-        ),
-    ] = ""
 
 
 ENV_FIELDS = declared(EnvSettings, EnvVar)

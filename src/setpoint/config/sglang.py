@@ -193,7 +193,19 @@ IMPLIED = frozenset("--" + word.rstrip("!") for word in _OPTIONS.split() if word
 
 KNOWN_VALUES = {
     "hicache_storage_backend": (
-        *("sim", "npu_memcache", "aibrix", "eic", "simm", "mori", "shm", "tensorcast"),
+        *(
+            "hf3fs",
+            "nixl",
+            "mooncake",
+            "sim",
+            "npu_memcache",
+            "aibrix",
+            "eic",
+            "simm",
+            "mori",
+            "shm",
+            "tensorcast",
+        ),
         "seaweedfs",
     ),
     "hicache_io_backend": ("kernel_ascend",),
@@ -366,8 +378,9 @@ INSTEAD = {
         " server. Use logit_bias or a constraint."
     ),
     "--hicache-storage-backend": (
-        "The others need clients of their storage systems, of which this version has none; file"
-        " works on any folder of this machine, and obstore on what speaks S3."
+        "file works on any folder of this machine, and obstore on what speaks S3. For another"
+        " storage write a class of eight methods and name it with dynamic"
+        " (docs/hierarchical-cache.md, 'Write your own storage')."
     ),
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),

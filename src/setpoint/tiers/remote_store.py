@@ -8,7 +8,6 @@ library (``tiers.clients``).
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -38,7 +37,9 @@ class Client(Protocol):
         """How many of these values there are before the first one that there is not."""
         ...
 
-    def get(self, name: str) -> bytes | memoryview | None: ...
+    def get(self, name: str) -> bytes | memoryview | None:
+        """The value; None if it is not there."""
+        ...
 
     def head(self, name: str, size: int) -> bytes | None:
         """The first bytes of a value."""
@@ -52,7 +53,7 @@ class Client(Protocol):
         """Remove a value, if it is there."""
 
     def names(self) -> Iterable[tuple[str, int]] | None:
-        """(name, number of bytes) of all values, the oldest first; None if there is no list."""
+        """(name, number of bytes) of all values; None if there is no list."""
         ...
 
     def close(self) -> None: ...
@@ -66,21 +67,17 @@ class RemoteStore:
         client: Client,
         owner: bytes,
         *,
-        max_bytes: int | None = None,
         limit_s: float = CALL_S,
     ) -> None:
-        """owner: names the engine, for ``clear``. max_bytes: most bytes of all blocks, for a client
-        that removes nothing by itself: those that this process has not used for the longest time go
-        first. Raises StoreError if the client cannot be used."""
+        """owner: names the engine, for ``clear``. Raises StoreError if the client cannot be
+        used."""
         self.counts = StoreCounts()
         self.place = client.place
         self._client, self._owner, self._limit_s = client, owner[:OWNER_BYTES], limit_s
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         """Guards the next two."""
-        self._known: OrderedDict[str, int] = OrderedDict()
-        """Name -> bytes of the blocks that this process has put, and, with ``max_bytes``, of those
-        that were there; the least recently used first."""
+        self._known: dict[str, int] = {}
+        """Name -> bytes of the blocks that this process has put."""
         self._num_bytes = 0
         try:
             within(limit_s, client.check)
@@ -91,10 +88,7 @@ class RemoteStore:
             logger.warning("The cache in %s cannot be reached now: %s.", self.place, why)
 
     def sweep(self) -> None:
-        """Learn what is there, if ``max_bytes`` is set."""
-        if self._max_bytes is not None:
-            for name, size in self._call(self._listed) or ():
-                self._note(name, size)
+        """There is nothing to do."""
 
     def num_leading(self, keys: Sequence[bytes]) -> int:
         names = [key.hex() for key in keys]
@@ -114,19 +108,18 @@ class RemoteStore:
             with suppress(StoreError):
                 self._remove(name)
             return None
-        with self._lock:
-            if name in self._known:
-                self._known.move_to_end(name)
         return data
 
     def put(self, key: bytes, data: Bytes) -> int:
         name, value = key.hex(), framed(key, self._owner, data)
         if self._call(lambda: self._client.num_leading([name])):
             return 0
-        if not self._make_room(len(value)) or not self._call(lambda: self._client.put(name, value)):
+        if not self._call(lambda: self._client.put(name, value)):
             self.counts.refused += 1
             return 0
-        self._note(name, len(value))
+        with self._lock:
+            self._num_bytes += len(value) - self._known.pop(name, 0)
+            self._known[name] = len(value)
         return len(value)
 
     def clear(self) -> int:
@@ -161,24 +154,6 @@ class RemoteStore:
         head = self._call(lambda: self._client.head(name, HEADER_BYTES))
         header = None if head is None else read_header(head)
         return header is not None and header.owner == self._owner
-
-    def _make_room(self, size: int) -> bool:
-        if self._max_bytes is None:
-            return True
-        if size > self._max_bytes:
-            return False
-        while True:
-            with self._lock:
-                if self._num_bytes + size <= self._max_bytes or not self._known:
-                    return True
-                oldest = next(iter(self._known))
-            self._remove(oldest)
-            self.counts.evicted += 1
-
-    def _note(self, name: str, size: int) -> None:
-        with self._lock:
-            self._num_bytes += size - self._known.pop(name, 0)
-            self._known[name] = size
 
     def _remove(self, name: str) -> None:
         self._call(lambda: self._client.remove(name))

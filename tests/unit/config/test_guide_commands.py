@@ -149,7 +149,7 @@ def test_the_calls_of_granite_4_are_known_by_its_name() -> None:
     ("backend", "extra", "words"),
     [
         ("valkey", None, "needs .*extra-config with url"),
-        ("mooncake", "{}", "with master_server_address"),
+        ("mooncake", "{}", "must be one of"),
         ("dynamic", '{"module_path": "m"}', "with class_name"),
         (
             "obstore",

@@ -106,11 +106,11 @@ def test_a_log_says_that_a_tier_is_off(tmp_path: Path) -> None:
     """Red before: the doctor read nothing from this line."""
     log = tmp_path / "server.log"
     log.write_text(
-        "[2026-11-26 12:00:00] Cache tier storage is off: hf3fs needs a folder.\n"
+        "[2026-11-26 12:00:00] Cache tier storage is off: redis://h does not answer.\n"
         "[2026-11-26 12:00:01] The server is fired up and ready to roll!\n"
     )
     (observations,) = read_log(str(log))
     found = of_tier(diagnose(observations))
     assert found is not None
-    assert found.summary == "The tier 'storage' is off: hf3fs needs a folder."
+    assert found.summary == "The tier 'storage' is off: redis://h does not answer."
     assert found.evidence[0].line == 1

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -36,8 +36,7 @@ def options(text: str, backend: str = "file") -> TierOptions:
 
 
 def opener() -> Opener:
-    env = cast(EnvSettings, SimpleNamespace(hicache_folder="/nowhere", hf3fs_config=""))
-    return Opener(env, b"o" * 16, "model", 0, 1, 100)
+    return Opener(EnvSettings(hicache_folder="/nowhere"), b"o" * 16, 100)
 
 
 def test_a_file_of_settings_is_a_plain_file_of_limited_size(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_a_class_that_ends_its_process_or_lacks_methods_is_refused(
     """Red before: the first ended the engine."""
 
     class Ends:
-        exists = get = set = None
+        check = num_leading = get = head = put = remove = names = close = None
 
         def __init__(self, *arguments: object) -> None:
             sys.exit(3)
@@ -123,6 +122,6 @@ def test_a_class_that_ends_its_process_or_lacks_methods_is_refused(
     module: Any = ModuleType("some_stores")
     module.Ends, module.Half = Ends, Half
     monkeypatch.setitem(sys.modules, "some_stores", module)
-    for name, words in (("Ends", "SystemExit"), ("Half", "it has no sweep and no get")):
+    for name, words in (("Ends", "SystemExit"), ("Half", "it has no check and no get")):
         with pytest.raises(StoreError, match=words):
             opener().open("dynamic", StorageConfig(module_path="some_stores", class_name=name))

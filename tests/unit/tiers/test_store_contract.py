@@ -14,17 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import setpoint
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import StorageConfig
-from setpoint.core.errors import ConfigError
-from setpoint.launch.child.storages import NotSetUpError, Opener
+from setpoint.launch.child.storages import Opener
 from setpoint.tiers.block_format import HEADER_BYTES, framed
-from setpoint.tiers.clients.folder_client import FolderClient, PosixIO
-from setpoint.tiers.clients.sglang_client import SGLangClient
 from setpoint.tiers.clients.valkey_client import ValkeyClient
-from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.mover import MAX_ERRORS, Tier
 from setpoint.tiers.remote_store import RemoteStore, within
 from setpoint.tiers.store import StoreError
@@ -43,8 +39,8 @@ def block(number: int, size: int = SIZE) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 255, size, dtype=np.uint8)
 
 
-def opener(owner: bytes = b"o" * 16, env: EnvSettings | None = None) -> Opener:
-    return Opener(env or EnvSettings(), owner, "model", 0, 1, SIZE)
+def opener(owner: bytes = b"o" * 16) -> Opener:
+    return Opener(EnvSettings(), owner, SIZE)
 
 
 def test_a_storage_that_cannot_hold_a_block_is_refused(tmp_path: Path) -> None:
@@ -61,82 +57,33 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-class DictStorage:
-    """A class as it was written for SGLang."""
-
-    values: dict[str, torch.Tensor]
-
-    def __init__(self, config: Any, more: dict[str, Any]) -> None:
-        assert config.tp_size == 1
-        assert config.extra_config["class_name"] == "DictStorage"
-        self.values = {}
-
-    def exists(self, name: str) -> bool:
-        return name in self.values
-
-    def set(self, name: str, value: torch.Tensor) -> bool:
-        self.values[name] = value.clone()
-        return True
-
-    def get(self, name: str, target: torch.Tensor) -> torch.Tensor | None:
-        found = self.values.get(name)
-        if found is None or len(found) > len(target):
-            return found
-        return target[: len(found)].copy_(found)
-
-
-def fake_3fs() -> types.ModuleType:
-    """3FS's library, over plain files."""
-    module = types.ModuleType("hf3fs_fuse.io")
-    registered: set[int] = set()
-
-    class Ring:
-        def __init__(self, mount: str, entries: int, **options: Any) -> None:
-            self.jobs: list[tuple[memoryview, bool, int, int]] = []
-
-        def prepare(self, view: memoryview, is_read: bool, descriptor: int, at: int) -> None:
-            assert descriptor in registered
-            self.jobs.append((view, is_read, descriptor, at))
-
-        def submit(self) -> Ring:
-            return self
-
-        def wait(self, min_results: int, timeout: Any) -> list[Any]:
-            done = []
-            for view, is_read, descriptor, at in self.jobs:
-                move = os.preadv if is_read else os.pwritev
-                done.append(types.SimpleNamespace(result=move(descriptor, [view], at)))
-            self.jobs.clear()
-            return done
-
-    vars(module).update(
-        make_ioring=Ring,
-        make_iovec=lambda memory, mount: memory.buf,
-        extract_mount_point=lambda path: path,
-        register_fd=registered.add,
-        deregister_fd=registered.discard,
-    )
+def own_client() -> types.ModuleType:
+    """The class that the page shows, in a module."""
+    page = (Path(setpoint.__file__).parents[2] / "docs/hierarchical-cache.md").read_text()
+    section = page.partition("## Write your own storage")[2]
+    module = types.ModuleType("my_storage")
+    exec(section.partition("```python\n")[2].partition("```")[0], vars(module))
     return module
 
 
 def clients(tmp_path: Path) -> dict[str, StorageConfig]:
     return {
         "obstore": StorageConfig(url=f"file://{tmp_path}/bucket"),
-        "hf3fs": StorageConfig(path=str(tmp_path / "3fs")),
-        "nixl": StorageConfig(path=str(tmp_path / "nixl")),
-        "dynamic": StorageConfig(module_path=__name__, class_name="DictStorage"),
+        "dynamic": StorageConfig(
+            module_path="my_storage",
+            class_name="SqliteStorage",
+            options={"file": str(tmp_path / "blocks.sqlite")},
+        ),
     }
 
 
-@pytest.fixture(params=["valkey", "obstore", "hf3fs", "hf3fs-library", "nixl", "dynamic"])
+@pytest.fixture(params=["valkey", "obstore", "dynamic"])
 def make(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Make]:
     """Makes stores over the same values."""
-    name = request.param.removesuffix("-library")
-    if request.param == "hf3fs-library":
-        monkeypatch.setitem(sys.modules, "hf3fs_fuse", types.ModuleType("hf3fs_fuse"))
-        monkeypatch.setitem(sys.modules, "hf3fs_fuse.io", fake_3fs())
+    name = request.param
+    monkeypatch.setitem(sys.modules, "my_storage", own_client())
     if name == "valkey":
         config = StorageConfig(url=request.getfixturevalue("valkey_url"))
         ValkeyClient(str(config.url), None)._server.flushall()
@@ -144,15 +91,11 @@ def make(
         config = clients(tmp_path)[name]
     if name == "obstore" and has("obstore") is None:
         pytest.skip("needs the package obstore")
-    if name == "nixl" and not any(has(each) for each in ("nixl", "nixl_cu12", "nixl_cu13")):
-        pytest.skip("needs the package nixl")
     made: list[RemoteStore] = []
 
     def build(owner: bytes) -> RemoteStore:
         store = opener(owner).open(name, config).store
         assert isinstance(store, RemoteStore)
-        if name == "dynamic" and made:  # an instance is a storage of its own
-            store._client._storage.values = made[0]._client._storage.values  # type: ignore[attr-defined]
         made.append(store)
         store.sweep()
         return store
@@ -192,11 +135,6 @@ def test_what_is_changed_cut_or_foreign_is_a_miss(make: Make) -> None:
 
 def test_only_an_owners_blocks_are_cleared(make: Make) -> None:
     mine, theirs = make(b"o" * 16), make(b"p" * 16)
-    if isinstance(mine._client, SGLangClient):
-        mine.put(key(1), block(1))
-        with pytest.raises(StoreError, match="cannot remove"):
-            mine.clear()
-        return
     for number in range(5):
         mine.put(key(number), block(number))
     theirs.put(key(9), block(9))
@@ -257,43 +195,6 @@ def test_who_fails_or_hangs_three_times_is_off(make: Make, monkeypatch: pytest.M
 # ---------------------------------------------------------------------- one storage at a time
 
 
-def test_a_folder_has_a_largest_size_and_knows_it_after_a_restart(tmp_path: Path) -> None:
-    size = HEADER_BYTES + SIZE
-
-    def opened() -> RemoteStore:
-        client = FolderClient(tmp_path / "blocks", PosixIO())
-        found = RemoteStore(client, b"o" * 16, max_bytes=3 * size)
-        found.sweep()
-        return found
-
-    store = opened()
-    for number in range(3):
-        store.put(key(number), block(number))
-    assert opened().size() == (3, 3 * size)
-    store.get(key(0))
-    store.put(key(3), block(3))
-    assert [store.num_leading([key(number)]) for number in range(4)] == [1, 0, 1, 1]
-    assert store.counts.evicted == 1
-    assert store.put(key(9), block(9, 10 * SIZE)) == 0
-    assert store.counts.refused == 1
-
-
-def test_a_folder_reads_no_file_that_another_could_have_put_there(tmp_path: Path) -> None:
-    client = FolderClient(tmp_path / "blocks", PosixIO())
-    path = tmp_path / "blocks" / "ab" / "abcd.kv"
-    client.put("abcd", b"value")
-    assert client.get("abcd") == b"value"
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    assert client.get("abcd") is None
-    path.unlink()
-    os.mkfifo(path, 0o600)
-    assert client.get("abcd") is None, "it does not wait for a writer"
-    (tmp_path / "link").symlink_to(tmp_path / "blocks")
-    with pytest.raises(StoreError, match="is a symbolic link"):
-        FolderClient(tmp_path / "link", PosixIO())
-
-
 def test_a_valkey_server_forgets_and_may_be_full(valkey_url: str) -> None:
     client = ValkeyClient(valkey_url, ttl_s=30)
     client._server.flushall()
@@ -351,62 +252,26 @@ def test_an_object_store_of_a_cloud_is_opened_without_showing_its_keys() -> None
         opener().open("obstore", StorageConfig(url="ftp://bucket"))
 
 
-def test_clients_that_are_missing_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    names = ("valkey", "obstore", "mooncake", "mooncake.store", "nixl", "nixl._api")
-    for name in (*names, "nixl_cu12", "nixl_cu12._api", "nixl_cu13", "nixl_cu13._api"):
+def test_clients_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("valkey", "obstore"):
         monkeypatch.setitem(sys.modules, name, None)
     for backend, config, words in (
         ("valkey", StorageConfig(url="redis://h"), "pip install -e '\\.\\[valkey\\]'"),
         ("obstore", StorageConfig(url="s3://b"), "pip install -e '\\.\\[obstore\\]'"),
-        ("mooncake", StorageConfig(master_server_address="h:1"), "pip install mooncake-"),
-        ("nixl", StorageConfig(path=str(tmp_path / "n")), "pip install nixl"),
     ):
         with pytest.raises(StoreError, match=words):
             opener().open(backend, config)
 
 
-def test_hf3fs_needs_a_folder_and_not_its_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(NotSetUpError, match="none is named"):
-        opener().open("hf3fs", StorageConfig())
-    path = tmp_path / "3fs.json"
-    path.write_text(f'{{"file_path_prefix": "{tmp_path}/hicache", "file_size": 1000000}}')
-    storage = opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
-    storage.store.put(key(1), block(1))
-    assert storage.place == f"{tmp_path}/hicache.setpoint"
-    assert len(list(tmp_path.glob("hicache.setpoint/??/*.kv"))) == 1
-    assert "hf3fs_fuse, which is built with 3FS" in caplog.text
-    path.write_text('{"file_path_prefix": "/nowhere/hicache", "file_size": 1000}')
-    with pytest.raises(StoreError, match=r"/nowhere/hicache\.setpoint cannot be used"):
-        opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
-    path.write_text('{"file_size": 1}')
-    with pytest.raises(ConfigError, match="file_path_prefix"):
-        opener(env=EnvSettings(hf3fs_config=str(path))).open("hf3fs", StorageConfig())
+class NoStorage:
+    """A class that has nothing of a storage."""
 
 
-class OwnStore(MemoryStore):
-    """A class of our interface."""
-
-    def __init__(self) -> None:
-        super().__init__(1 << 20)
-
-
-class NoStore:
-    """A class that has no interface of a store."""
-
-
-def test_a_class_of_the_users_own() -> None:
-    own = StorageConfig(module_path=__name__, class_name="OwnStore")
-    assert isinstance(opener().open("dynamic", own).store, OwnStore)
-    for name, words in (
-        ("NoStore", "neither num_leading nor exists"),
-        ("Nothing", "cannot be made"),
-    ):
-        with pytest.raises(StoreError, match=words):
+def test_a_class_that_is_no_storage_is_refused() -> None:
+    for name, words in (("NoStorage", "it has no check and no num_leading"), ("Nothing", "cannot")):
+        with pytest.raises(StoreError, match=words) as caught:
             opener().open("dynamic", StorageConfig(module_path=__name__, class_name=name))
+        assert "Write your own storage" in str(caught.value)
 
 
 def test_a_call_returns_raises_or_is_given_up() -> None:

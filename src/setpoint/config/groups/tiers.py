@@ -20,7 +20,7 @@ from setpoint.core.wording import validation_message
 
 GROUP = "Cache tiers"
 EXTRA = "--hicache-storage-backend-extra-config"
-BACKENDS = ("file", "valkey", "redis", "obstore", "hf3fs", "nixl", "mooncake", "dynamic")
+BACKENDS = ("file", "valkey", "redis", "obstore", "dynamic")
 COMMON = frozenset(
     {"prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token", "block_tokens"}
 )
@@ -31,23 +31,13 @@ SETTINGS: Mapping[str, frozenset[str]] = {
     "valkey": frozenset({"url", "ttl_seconds"}),
     "redis": frozenset({"url", "ttl_seconds"}),
     "obstore": frozenset({"url", "options"}),
-    "hf3fs": frozenset({"path", "max_size"}),
-    "nixl": frozenset({"path", "max_size", "plugin"}),
-    "mooncake": frozenset(
-        {
-            "master_server_address", "metadata_server", "local_hostname", "protocol",
-            "device_name", "global_segment_size", "local_buffer_size",
-        }
-    ),
-    "dynamic": frozenset({"backend_name", "module_path", "class_name", "interface_v1", "options"}),
-}  # fmt: skip
+    "dynamic": frozenset({"module_path", "class_name", "options"}),
+}
 """Backend -> the settings that it has besides those."""
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "valkey": ("url",),
     "redis": ("url",),
     "obstore": ("url",),
-    "nixl": ("path",),
-    "mooncake": ("master_server_address",),
     "dynamic": ("module_path", "class_name"),
 }
 EXCLUSIVE = (
@@ -111,8 +101,7 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Keep prefixes beyond this server's life: in files of a folder (file), a Valkey or"
-            " Redis server, an object store (obstore), 3FS (hf3fs), NIXL's files (nixl), a Mooncake"
-            " store, or a class of your own (dynamic).",
+            " Redis server, an object store (obstore), or a class of your own (dynamic).",
             choices=BACKENDS,
         ),
     ] = None
@@ -146,7 +135,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prefetch_timeout_per_ki_token: Annotated[float, msgspec.Meta(ge=0)] = 0.25
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
     path: str | None = None
-    """The folder of the backends that keep files."""
+    """The folder of the backend file."""
     max_size: str | int = "16Gi"
     min_free_space: str | int = "2Gi"
     eviction_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
@@ -154,23 +143,11 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: str | None = None
     """Address of a server or a bucket. It may contain a password, so it is never shown."""
     options: dict[str, str] = {}
-    """What obstore calls the configuration of a cloud (region, endpoint, keys); of the dynamic
-    backend: what its class gets besides."""
-    plugin: str = "POSIX"
-    """NIXL's plugin."""
-    master_server_address: str | None = None
-    """This option and the next six are Mooncake's."""
-    metadata_server: str | None = None
-    local_hostname: str | None = None
-    protocol: str | None = None
-    device_name: str | None = None
-    global_segment_size: int | None = None
-    local_buffer_size: int | None = None
-    backend_name: str | None = None
-    """This option and the next three are those of the dynamic backend."""
+    """What obstore calls the configuration of a cloud (region, endpoint, keys); for the dynamic
+    backend, the keywords with which its class is made."""
     module_path: str | None = None
+    """This and class_name name the class of the dynamic backend."""
     class_name: str | None = None
-    interface_v1: int = 0
 
     def num_bytes(self, name: str) -> int:
         """A size in bytes. Raises ConfigError."""

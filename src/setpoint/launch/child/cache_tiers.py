@@ -45,7 +45,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
 from setpoint.launch.child.agreement import facts_of
 from setpoint.launch.child.recognition import Recognition, WatchedOperator
-from setpoint.launch.child.storages import NotSetUpError, Opener
+from setpoint.launch.child.storages import Opener
 from setpoint.launch.job import EngineJob, with_weights
 from setpoint.launch.settings import tier_config
 from setpoint.scheduler.tiers import Tiers, TierTotals
@@ -114,14 +114,9 @@ class CacheTiers:
         return next((tier for tier in self.mover.tiers if tier.name == STORAGE), None)
 
     def _first_storage(self, backend: str, config: StorageConfig) -> Tier:
-        """The storage that was asked for at the start; switched off if nothing says where it is.
-        Raises ConfigError if it cannot be used."""
+        """The storage that was asked for at the start. Raises ConfigError if it cannot be used."""
         try:
             return self.open_storage(backend, config)
-        except NotSetUpError as error:
-            tier = Tier(STORAGE, MemoryStore(0))
-            tier.switch_off(str(error))
-            return tier
         except StoreError as error:
             raise ConfigError(f"--hicache-storage-backend {backend}: {error}") from None
 
@@ -141,13 +136,10 @@ class CacheTiers:
 
     def open_storage(self, backend: str, config: StorageConfig) -> Tier:
         """Open the store of a backend. Raises StoreError."""
-        job, parallel = self._job, self._job.config.options.parallel
+        job = self._job
         opener = Opener(
             env=job.config.env,
             owner=hashlib.sha256(f"{job.folder} {self._rank}".encode()).digest(),
-            model=str(job.config.options.model.served_model_name or job.folder),
-            rank=self._rank,
-            num_ranks=parallel.ranks_per_engine,
             block_bytes=block_bytes(
                 self._present_rows(), self._block, job.config.options.memory.page_size
             ),
