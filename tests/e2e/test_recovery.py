@@ -228,7 +228,7 @@ def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerP
     def disturb() -> None:
         wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
         engines[0].suspend()
-        time.sleep(2)
+        wait_until(lambda: "has been stopped by a signal: its requests wait" in server.errors)
         engines[0].resume()
 
     assert streams(server, disturb) == undisturbed

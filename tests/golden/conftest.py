@@ -1,5 +1,5 @@
-"""Where the models of these tests run; ``tests/gpu`` takes the same tests elsewhere. And the levels
-of the kernels: each one that tests use is compiled before the first test."""
+"""Where the models of these tests run. And the levels of the kernels: each one that tests use is
+compiled before the first test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import fcntl
 from contextlib import suppress
 
 import pytest
+import torch
 
 from setpoint.engine.kernels.cpu import build, library
 from setpoint_testing.cpu_levels import LEVELS, QUICK
 
 
-@pytest.fixture(scope="session")
-def device() -> str:
-    return "cpu"
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU: this torch sees no CUDA device")
+    return name
 
 
 @pytest.fixture(autouse=True)

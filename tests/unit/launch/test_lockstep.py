@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -45,9 +44,7 @@ def test_a_bell_wakes_the_loop_of_another_engine() -> None:
     link = EngineSocket(theirs.detach(), bell_of(inherited, 1))
     timer = threading.Timer(0.05, lambda: ring(inherited, 0))
     timer.start()
-    began = time.monotonic()
-    assert link.receive(60.0) == []
-    assert time.monotonic() - began < 30
+    assert link.receive(3600.0) == []  # without the bell, the test's own limit ends the wait
     ready, _, _ = select.select(bells, [], [], 0)
     assert not ready, "one wakes up once, and nobody wakes oneself"
     link.close()

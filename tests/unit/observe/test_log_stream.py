@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,10 +48,8 @@ def drained(reads: int) -> bytes:
 def test_lines_that_nobody_reads_are_dropped_and_counted(pair: Pair) -> None:
     reads, writes = pair
     stream = LogStream(writes)
-    began = time.monotonic()
     for _ in range(20_000):
         stream.write(LINE)
-    assert time.monotonic() - began < 60
     assert stream.num_dropped > 1000
     num_dropped = stream.num_dropped
     lines = drained(reads).decode().splitlines()
