@@ -12,7 +12,6 @@ from setpoint_testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_by
 from setpoint_testing.server_process import PATIENCE_S, running_server
 from setpoint_testing.tiny_models import write_tiny_llama
 
-
 pytestmark = pytest.mark.gpu
 
 
