@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Iterator
 
 import hypothesis
@@ -20,6 +22,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
 """The value is that of an engine's process. Several test processes share the cores: with OpenMP's
 own number, most of the tests' time with torch was spent in threads that spin while others need
 their core."""
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+"""Every client of HTTP makes a context although none of these tests speaks TLS. One takes 23 ms to read
+the certificates, ten times as long as the request that follows."""
 LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 
