@@ -108,6 +108,7 @@ def test_offline_counts_what_was_asked(tiny_model: Path, tmp_path: Path) -> None
     assert "Successful requests:                     8\n" in done.stdout
 
 
+@pytest.mark.full
 def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     lists = "--batch-size 1 3 --input-len 8 70 --output-len 5 --chunked-prefill-size 64"

@@ -51,6 +51,7 @@ def test_each_rank_of_each_engine_runs_on_its_list(tiny_model: Path, tmp_path: P
         assert allowed_of_threads(server.process.pid) != {str(second)}
 
 
+@pytest.mark.full
 def test_one_engine_on_one_core(tiny_model: Path, tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
     with running_server(

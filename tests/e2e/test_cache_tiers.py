@@ -141,7 +141,9 @@ OTHER_ENGINES = {
 
 
 @pytest.mark.parametrize(
-    "names", [["two ranks"], pytest.param([*OTHER_ENGINES], marks=pytest.mark.full)], ids=len
+    "names",
+    [pytest.param(each, marks=pytest.mark.full) for each in (["two ranks"], [*OTHER_ENGINES])],
+    ids=len,
 )
 def test_two_ranks_and_another_page_size_share_nothing_with_one(
     tiny_model: Path, tmp_path: Path, tokens: list[list[int]], names: list[str]
@@ -208,6 +210,7 @@ def test_servers_that_are_killed_while_they_write_cost_no_token(
         assert num_damaged(each) == 0
 
 
+@pytest.mark.full
 def test_other_weights_are_recognized_after_a_release_too(
     tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
 ) -> None:
@@ -239,6 +242,7 @@ def loaded(each: ServerProcess, model: Path) -> None:
     known(each)
 
 
+@pytest.mark.full
 def test_two_weight_sets_under_one_name_share_nothing(
     tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
 ) -> None:
@@ -268,6 +272,7 @@ def test_two_weight_sets_under_one_name_share_nothing(
             settled(found)
 
 
+@pytest.mark.full
 def test_salts_and_keys_share_nothing(
     tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
 ) -> None:

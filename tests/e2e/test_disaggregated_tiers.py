@@ -118,7 +118,7 @@ def test_the_next_turn_is_loaded_by_the_prefill_server(
         assert stored == (len(second) + 69) // BLOCK * BLOCK, "the whole history"
 
 
-@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize("who", ["prefill", pytest.param("decode", marks=pytest.mark.full)])
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.full)])
 def test_kills_while_blocks_are_written_cost_no_token(
     tiny_model: Path, tmp_path: Path, alone: ServerProcess, who: str, rounds: int
@@ -141,6 +141,7 @@ def test_kills_while_blocks_are_written_cost_no_token(
             assert num_damaged(server) == 0
 
 
+@pytest.mark.full
 def test_a_damaged_file_is_computed(tiny_model: Path, tmp_path: Path, alone: ServerProcess) -> None:
     prompt = prompt_of(6, 150)
     with pair_with_tiers(tiny_model, tmp_path, "first") as pair:

@@ -321,6 +321,7 @@ def test_loads_and_info_show_the_mode(pair: Pair) -> None:
     assert "#bootstrap-req:" in pair.prefill.errors
 
 
+@pytest.mark.full
 def test_servers_of_other_numbers_of_ranks_do_not_share(
     tiny_model: Path, tmp_path: Path, pair: Pair, alone: ServerProcess
 ) -> None:
@@ -341,6 +342,7 @@ def test_nothing_is_left_behind(pair: Pair) -> None:
     wait_until(pair.is_idle)
 
 
+@pytest.mark.full
 def test_servers_of_two_ranks_give_the_tokens_of_one(
     tiny_model: Path, tmp_path: Path, alone: ServerProcess
 ) -> None:
@@ -364,6 +366,7 @@ def test_servers_of_two_ranks_give_the_tokens_of_one(
         wait_until(pair.is_idle)
 
 
+@pytest.mark.full
 def test_recordings_of_both_servers_are_replayed(tiny_model: Path, tmp_path: Path) -> None:
     port, common = free_port(), (*base(tiny_model), "--record-content", "on")
     paths = [tmp_path / "prefill.rec", tmp_path / "decode.rec"]

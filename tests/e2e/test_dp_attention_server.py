@@ -73,6 +73,7 @@ def test_two_engines_answer_as_one(model: Path, tmp_path: Path, alone: dict[str,
         assert "with --enable-dp-attention, as in SGLang" in server.errors
 
 
+@pytest.mark.full
 def test_prefill_and_decode_servers_of_such_engines(model: Path, tmp_path: Path) -> None:
     sampling = {"temperature": 1.0, "sampling_seed": 3, "max_new_tokens": 12, "ignore_eos": True}
     texts = ["a short one", "a long prompt, " * 20, "a third one for the first engine"]

@@ -91,6 +91,7 @@ def test_a_drain_from_its_beginning_to_its_end(
         assert "ERROR" not in server.errors
 
 
+@pytest.mark.full
 def test_what_ends_in_time_ends_as_always(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, "--drain-timeout", "600") as server:
         stream = Stream(server, {"max_new_tokens": 1000, "temperature": 0, "ignore_eos": True})
@@ -120,6 +121,7 @@ def test_a_second_signal_ends_at_once(
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.full
 def test_the_time_may_change_while_the_server_runs(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, "--drain-timeout", "600") as server:
         body = {"server_args": {"drain_timeout": 0}}

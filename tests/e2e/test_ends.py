@@ -82,7 +82,13 @@ def serving(
         yield server
 
 
-@pytest.mark.parametrize("hang", HANGS)
+QUICK_HANG, *OTHER_HANGS = HANGS
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [QUICK_HANG, *(pytest.param(each, marks=pytest.mark.full) for each in OTHER_HANGS)],
+)
 def test_whatever_hangs_in_the_server(tiny_model: Path, tmp_path: Path, hang: str) -> None:
     """Red before: each of them kept the process for ever."""
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED.format(hang=HANGS[hang]))

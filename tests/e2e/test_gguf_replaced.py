@@ -75,6 +75,7 @@ def replace_by_another(path: Path) -> None:
     other.replace(path)
 
 
+@pytest.mark.full
 def test_a_file_with_the_same_content_serves_on(server: ServerProcess, path: Path) -> None:
     before = ids(server)
     os.utime(path)
@@ -99,6 +100,7 @@ def test_another_file_ends_a_restart_at_once(server: ServerProcess, path: Path) 
     assert "Traceback" not in server.errors
 
 
+@pytest.mark.full
 def test_a_standby_that_cannot_read_its_file_is_not_tried_again(path: Path, tmp_path: Path) -> None:
     with running_server(
         tmp_path,
@@ -116,6 +118,7 @@ def test_a_standby_that_cannot_read_its_file_is_not_tried_again(path: Path, tmp_
         assert ids(server) == before
 
 
+@pytest.mark.full
 def test_another_file_is_not_resumed_and_requests_are_told(
     server: ServerProcess, path: Path
 ) -> None:

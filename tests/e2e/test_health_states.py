@@ -26,7 +26,7 @@ PROBES = ("/health", "/health_generate", "/ready", "/ping")
 LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.full)])
 def server(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:

@@ -229,6 +229,7 @@ def test_the_offline_engine_answers_ids(model: Path, server: ServerProcess) -> N
             engine.chat([{"role": "user", "content": "Hello"}], GREEDY)
 
 
+@pytest.mark.full
 def test_an_embedding_model_takes_ids(model: Path, tmp_path: Path) -> None:
     arguments = "--model-path", str(model), "--dtype", "float32", FLAG, "--is-embedding"
     with running_server(tmp_path, *arguments) as embedding:
@@ -241,6 +242,7 @@ def test_an_embedding_model_takes_ids(model: Path, tmp_path: Path) -> None:
         assert FLAG in refused.text
 
 
+@pytest.mark.full
 def test_commands_that_read_text_refuse_the_flag(tmp_path: Path) -> None:
     requests = tmp_path / "in.jsonl"
     requests.write_text("")

@@ -136,6 +136,7 @@ def test_a_start_and_this_command_agree_on_an_option_that_cannot_be_honoured(
     assert "not by both" in refused.err
 
 
+@pytest.mark.full
 def test_a_folder_whose_codes_are_dequantised_at_load_is_said(
     models: Command, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_table_of_several(models: Command, gguf_file: Path, tmp_path: Path) 
     assert max(map(len, done.out.splitlines())) <= 100
 
 
+@pytest.mark.full
 def test_the_table_names_models_as_they_were_given_unless_a_path_is_long(
     models: Command, gguf_file: Path, tmp_path: Path
 ) -> None:
@@ -260,6 +262,7 @@ def test_names_send_nothing_to_the_terminal(models: Command, tmp_path: Path) -> 
     assert "\x1b" not in refused.stderr
 
 
+@pytest.mark.full
 def test_a_context_for_which_the_memory_has_no_room_is_said(
     models: Command, gguf_file: Path
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides" in refused.stderr
 
 
+@pytest.mark.full
 def test_a_reader_that_leaves_is_no_error(gguf_file: Path) -> None:
     """Red before: a traceback."""
     arguments = [sys.executable, "-u", "-m", "setpoint.cli", "models", str(gguf_file)]
@@ -290,6 +294,7 @@ def test_a_reader_that_leaves_is_no_error(gguf_file: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.full
 def test_of_a_model_of_the_hub_only_small_files_are_read(tiny_model: Path, tmp_path: Path) -> None:
     files: dict[str, bytes | int] = {file.name: file.read_bytes() for file in tiny_model.iterdir()}
     with Hub("owner/tiny", files).running() as hub:

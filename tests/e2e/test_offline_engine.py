@@ -378,6 +378,7 @@ def test_an_engine_that_cannot_start_leaves_nothing_behind(
     assert {child.pid for child in psutil.Process().children()} == before
 
 
+@pytest.mark.full
 def test_hidden_states(tiny_model: Path) -> None:
     options = {"dtype": "float32", "enable_return_hidden_states": True}
     with Engine(str(tiny_model), **options) as engine:

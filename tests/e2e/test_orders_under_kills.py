@@ -82,6 +82,7 @@ def test_an_engine_in_its_birth_gets_the_orders(server: ServerProcess, tiny_mode
     assert [each["settings"]["stream_interval"] for each in states] == [3, 3]
 
 
+@pytest.mark.full
 def test_a_drain_does_not_wait_for_an_engine_that_is_loading(
     tiny_model: Path, tmp_path: Path
 ) -> None:

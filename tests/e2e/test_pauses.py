@@ -28,7 +28,12 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize(
-    "paused", ["engine", pytest.param("parent", marks=pytest.mark.full), "both"]
+    "paused",
+    [
+        pytest.param("engine", marks=pytest.mark.full),
+        pytest.param("parent", marks=pytest.mark.full),
+        "both",
+    ],
 )
 def test_a_pause_ends_nothing(server: ServerProcess, paused: str) -> None:
     """Red before: the engine ended itself as soon as it went on."""

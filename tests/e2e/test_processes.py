@@ -115,8 +115,8 @@ async def read_streams_until_killed(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("words", "number"),
     [
-        ("", signal.SIGINT),
-        ("server_args", signal.SIGTERM),
+        pytest.param("", signal.SIGINT, marks=pytest.mark.full),
+        pytest.param("server_args", signal.SIGTERM, marks=pytest.mark.full),
         ("Load weight", signal.SIGINT),
     ],
 )
@@ -136,6 +136,7 @@ def test_a_signal_during_start_up_leaves_no_traceback_and_no_process(
         assert "Traceback" not in server.errors, server.errors
 
 
+@pytest.mark.full
 def test_a_start_that_is_called_off_does_not_complain_of_its_engine(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) -> None:
     with running_server(tmp_path, "--model-path", str(tiny_model), ready=False) as server:
         wait_until(lambda: "server_args" in server.errors)

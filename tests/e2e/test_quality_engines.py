@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from setpoint import Engine
@@ -59,6 +60,7 @@ def test_a_damaged_model_is_much_worse(
     assert result["top1_agreement"] < 0.5
 
 
+@pytest.mark.full
 def test_the_command_compares_with_bfloat16(tiny_model: Path, tmp_path: Path) -> None:
     text, out = tmp_path / "mine.txt", tmp_path / "out.jsonl"
     text.write_text(TEXT)

@@ -117,6 +117,7 @@ def test_a_recording_is_not_overwritten(tiny_model: Path, tmp_path: Path) -> Non
     assert "is not a recording of Setpoint" in replay(path).stderr
 
 
+@pytest.mark.full
 def test_an_offline_engine_is_recorded(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     with Engine(str(tiny_model), record=str(path)) as engine:

@@ -148,7 +148,7 @@ def all_ready(server: ServerProcess, count: int) -> None:
     wait_until(lambda: get(server, "/ready").status_code == 200 and num_engines(server) == count)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.full), 2])
 def server(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -322,6 +322,7 @@ def test_a_client_may_choose_the_engine(server: ServerProcess) -> None:
         assert f"has the ranks 0 to {count - 1}" in refused.text
 
 
+@pytest.mark.full
 def test_without_restarts_left_the_server_ends_with_its_last_engine(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -390,6 +391,7 @@ def is_told(server: ServerProcess, rank: int) -> None:
     server.generate(text="a", sampling_params={"max_new_tokens": 2})
 
 
+@pytest.mark.full
 def test_a_rank_that_never_starts_is_told_and_the_others_serve(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -407,6 +409,7 @@ def test_a_rank_that_never_starts_is_told_and_the_others_serve(
         is_told(server, rank)
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_come_back_is_told_and_the_others_serve(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -425,6 +428,7 @@ def test_a_rank_that_does_not_come_back_is_told_and_the_others_serve(
         is_told(server, rank)
 
 
+@pytest.mark.full
 def test_of_two_servers_on_one_port_one_says_so_in_one_line(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -450,6 +450,7 @@ def test_a_stopped_engine_of_a_loaded_model_does_not_keep_its_room(
     assert sorted(states(server).values()) == ["loaded", "unloaded"]
 
 
+@pytest.mark.full
 def test_a_model_whose_files_have_gone_refuses_with_the_reason_and_the_other_goes_on(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -477,6 +478,7 @@ def test_a_model_whose_files_have_gone_refuses_with_the_reason_and_the_other_goe
         assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
 
 
+@pytest.mark.full
 def test_a_server_that_ends_answers_what_waits_for_its_model(
     folders: dict[str, Path], expected: dict[tuple[str, str], str], tmp_path: Path
 ) -> None:
@@ -496,6 +498,7 @@ def test_a_server_that_ends_answers_what_waits_for_its_model(
         assert server.wait_end() == 0
 
 
+@pytest.mark.full
 def test_a_model_that_was_made_for_embeddings_serves_them_beside_one_that_chats(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -523,6 +526,7 @@ def test_a_model_that_was_made_for_embeddings_serves_them_beside_one_that_chats(
         )
 
 
+@pytest.mark.full
 def test_a_chat_with_a_model_without_a_template_gets_advice_that_works(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_node_ends_when_node_0_is_killed(folder: Path, tmp_path: Path) -> None
         node.wait_end()
 
 
+@pytest.mark.full
 def test_nodes_that_disagree_say_about_what(folder: Path, tmp_path: Path) -> None:
     reason = "--dtype is float32 there and bfloat16 on node 0"
     arguments = options(folder, 2, 2, free_port(), "--dist-timeout", "8")
@@ -212,6 +213,7 @@ def test_nodes_that_disagree_say_about_what(folder: Path, tmp_path: Path) -> Non
         node.end()
 
 
+@pytest.mark.full
 def test_a_node_that_is_started_twice(folder: Path, tmp_path: Path) -> None:
     arguments = options(folder, 2, 2, free_port())
     first = Node(tmp_path / "1", [*arguments, "--node-rank", "1"])
@@ -227,6 +229,7 @@ def test_a_node_that_is_started_twice(folder: Path, tmp_path: Path) -> None:
         first.end()
 
 
+@pytest.mark.full
 def test_nobody_is_there(folder: Path, tmp_path: Path) -> None:
     port, begin = free_port(), time.monotonic()
     node = Node(tmp_path, [*options(folder, 2, 2, port), "--node-rank", "1", "--dist-timeout", "2"])
@@ -236,6 +239,7 @@ def test_nobody_is_there(folder: Path, tmp_path: Path) -> None:
     assert time.monotonic() - begin < PATIENCE_S
 
 
+@pytest.mark.full
 def test_an_address_in_use_ends_the_start(folder: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

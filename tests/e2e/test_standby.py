@@ -114,6 +114,7 @@ def test_a_standby_that_dies_is_replaced(server: ServerProcess) -> None:
     assert following.pid != standby.pid
 
 
+@pytest.mark.full
 def test_both_may_die_at_once(server: ServerProcess) -> None:
     engine, standby = pair(server)
     undisturbed = answers(server, lambda: None)
@@ -146,6 +147,7 @@ def test_it_has_the_options_of_now(server: ServerProcess) -> None:
     assert server.state()["settings"]["max_running_requests"] == 3
 
 
+@pytest.mark.full
 def test_the_end_leaves_no_process(tiny_model: Path, tmp_path: Path) -> None:
     with running_server(tmp_path, "--model-path", str(tiny_model), "--engine-standby") as server:
         both = pair(server)

@@ -90,6 +90,7 @@ def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.full
 def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -343,6 +344,7 @@ def test_what_can_be_known_early_is_said_before_anything_is_loaded(
         assert "Load" not in server.errors
 
 
+@pytest.mark.full
 def test_a_pool_smaller_than_the_warm_up_starts(tiny_model: Path, tmp_path: Path) -> None:
     """The server's own first request is cut to what it can hold, instead of ending it."""
     with running_server(
@@ -371,6 +373,7 @@ def test_a_taken_port(tiny: ServerProcess, tiny_model: Path, tmp_path: Path) -> 
         assert "--port" in complaint(server)
 
 
+@pytest.mark.full
 def test_a_port_that_another_server_takes_during_the_start(
     tiny_model: Path, tmp_path: Path
 ) -> None:

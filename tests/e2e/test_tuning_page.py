@@ -27,6 +27,9 @@ COMMANDS = list(
 )
 """Without the name of the program; those of a single word are only mentioned."""
 SHARED = next(words for words in COMMANDS if words[0] == "serve")
+QUICK = [
+    next(words for words in COMMANDS if words[0] == kind) for kind in ("serve", "set", "doctor")
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +75,8 @@ def first_line(*words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        # Each further server is started: seconds of two cores.
-        pytest.param(words, marks=pytest.mark.full)
-        if words[0] == "serve" and words != SHARED
-        else words
+        # One of each kind; each further one takes seconds of a core, a server seconds of two.
+        words if words in QUICK else pytest.param(words, marks=pytest.mark.full)
         for words in COMMANDS
     ],
     ids=" ".join,

@@ -6,6 +6,7 @@ as a parameter: ``bodies`` reads and refuses them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ def add_route(
         )
 
 
+@cache
 def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """``openapi_extra`` of a route whose body is decoded to a ``kind``."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
