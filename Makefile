@@ -7,6 +7,7 @@
 #                 6 GB of downloads the first time); then the goldens with the newest transformers (.venv-newest), unless
 #                 there is no network; then the quick ones on every other Python from 3.11 to 3.13 that is
 #                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
+#   make durations  the test suite, and from it the order in which the next runs start the files
 #   make check    format, lint, types, architecture
 #
 # torch comes from pip's default index, where a plain Linux install brings the CUDA build. TORCH_SOURCE_ARGS goes to pip for
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: help serve test full check types lint clean
+.PHONY: help serve test durations full check types lint clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -35,12 +36,17 @@ help:
 serve: $(SERVE)
 	@exec $(BIN)/setpoint serve --port $(PORT) $(ARGS)
 
-# Three test files at a time: most tests keep one core busy, or wait. They run in the order of their names, the long ones of
-# tests/e2e before the short ones of tests/unit: by default those with few tests come last, and at the end one worker has
-# a long file while the others have none. A test that takes longer than the limit ends its worker, because code under test
-# may catch an exception that is raised within it.
+# Three test files at a time: most tests keep one core busy, or wait. The longest files start first (tests/durations.json, which
+# `make durations` makes anew). A test that takes longer than the limit ends its worker, because code under test may catch an
+# exception that is raised within it.
+QUICK := -n 3 --dist loadfile --no-loadscope-reorder --timeout-method thread -m "not full and not gpu"
+
 test: $(DEV)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout-method thread -m "not full and not gpu"
+	$(BIN)/pytest $(QUICK)
+
+durations: $(DEV)
+	$(BIN)/pytest $(QUICK) --junitxml $(VENV)/report.xml
+	$(BIN)/python scripts/durations.py $(VENV)/report.xml
 
 full: test
 	$(BIN)/pytest -m "full and not gpu"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import logging
+import math
 import os
 import signal
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -32,6 +35,14 @@ def pytest_sessionstart() -> None:
     """A shell starts background jobs with Ctrl-C ignored, and so would be every process that a test
     starts and interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that no worker has one left when the others have ended. A file
+    without a known duration may be long."""
+    seconds = json.loads(Path(__file__).with_name("durations.json").read_text())
+    items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], math.inf))
 
 
 def pytest_collection_finish() -> None:
