@@ -1,5 +1,5 @@
-"""Writes tests/durations.json from the JUnit report of a run: file -> seconds of its tests. The suite
-starts the longest files first. ``make durations`` runs the quick suite and this script."""
+"""Writes tests/durations.json from the JUnit report of a run: file -> seconds of its tests. The
+suite starts the longest files first. ``make durations`` runs the quick suite and this script."""
 
 from __future__ import annotations
 

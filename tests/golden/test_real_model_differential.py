@@ -204,7 +204,9 @@ def test_variants(tiny: Model, page_size: int, variant: str) -> None:
         assert harness.recorder.retractions
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))]
+)
 def test_mixtures_of_variants(tiny: Model, seed: int) -> None:
     rng = random.Random(seed)
     page_size = rng.choice(PAGES)

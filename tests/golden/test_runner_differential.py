@@ -71,7 +71,10 @@ def wanted(driver_of: Make) -> dict[int, list[int]]:
     return {slot: driver.generate({slot: ids}, 24)[slot] for slot, ids in PROMPTS.items()}
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    "page_size",
+    [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("chunk", ["1", "page-1", "page", "page+1", "big"])
 def test_chunks_pages_and_batches(
     driver_of: Make, wanted: dict[int, list[int]], page_size: int, chunk: str

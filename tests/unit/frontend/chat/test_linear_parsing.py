@@ -166,6 +166,7 @@ def test_calls(name: str) -> None:
     check(make_calls, CALLS[name], 3, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_in_reasoning(name: str) -> None:
     check(make_calls_in_reasoning, CALLS[name], 3, 0)
