@@ -108,7 +108,11 @@ FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "what has not arrived is taken": (StoreMover, "_end", moved_all),
     "blocks are written under the name of earlier weights": (Recognition, "forget", known_before),
 }
-RARE = {"pages are free before their transfer has ended", "a damaged block is taken"}
+RARE = {
+    "pages are free before their transfer has ended",
+    "a damaged block is taken",
+    "blocks are written under the name of earlier weights",
+}
 """Faults that need more seeds than a quick test has."""
 
 
