@@ -1,4 +1,4 @@
-"""What the probes answer in each state that a server can be in (docs/serving.md). No probe waits for
+"""What the probes answer in each state that a server can be in (docs/engines.md). No probe waits for
 a request, so each has its answer while requests that came before it are still open."""
 
 from __future__ import annotations

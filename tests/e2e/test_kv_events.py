@@ -198,7 +198,7 @@ def test_a_port_in_use_ends_the_start_at_once(tiny_model: Path) -> None:
 def test_the_program_of_the_page_reads_them(
     server: ServerProcess, ports: tuple[int, int], tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/routing.md").read_text()
     (program,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "zmq" in each)
     for mine, given in zip(ports, (5557, 5657), strict=True):
         program = program.replace(f":{given}", f":{mine}")

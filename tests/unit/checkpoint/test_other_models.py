@@ -78,7 +78,7 @@ def test_a_gguf_file_of_a_family_without_a_way_out_says_where_to_look(
 ) -> None:
     message = refusal(write(tmp_path / "m.gguf", keys={"general.architecture": architecture}))
     assert f"'{architecture}'" in message
-    assert "docs/serving.md" in message
+    assert "docs/supported-models.md" in message
     assert not cache.exists()
 
 

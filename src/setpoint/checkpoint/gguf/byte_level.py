@@ -20,7 +20,7 @@ def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
     if found is None:
         raise CheckpointError(
             f"{file.path}: pre-tokenizer {excerpt(pre)!r} is not supported"
-            f" ({len(PRE_TOKENIZERS)} others are; docs/serving.md lists them)."
+            f" ({len(PRE_TOKENIZERS)} others are; docs/supported-models.md lists them)."
         )
     return found
 

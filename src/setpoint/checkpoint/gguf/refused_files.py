@@ -111,7 +111,7 @@ def _other_family(file: GGUFFile, architecture: str, converted: Collection[str])
         f" are: {served}."
     )
     if family is None:
-        return f"{begin} docs/serving.md lists the families and formats that are."
+        return f"{begin} docs/supported-models.md lists the families and formats that are."
     return (
         f"{begin} Serve the safetensors checkpoint of the same model instead: --model-path"
         f" {_repository(file) or 'FOLDER (or a hub id)'}; with --quantization w8a8_int8 its weights"

@@ -30,7 +30,7 @@ class EventOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "JSON object. Publishes every change of the prefix caches, for cache-aware routers, as"
-            """ SGLang does (docs/serving.md), e.g. '{"publisher": "zmq", "endpoint":"""
+            """ SGLang does (docs/routing.md), e.g. '{"publisher": "zmq", "endpoint":"""
             """ "tcp://127.0.0.1:5557", "bind": true}'. Needs the extra 'kv-events'.""",
             metavar="JSON",
             server_only=True,
