@@ -185,7 +185,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "scheduler.cache",
             "tiers",
         },
-        {"msgspec", "psutil", "torch", "xxhash"},
+        {"msgspec", "psutil", "torch"},
     ),
     "offline": (
         {

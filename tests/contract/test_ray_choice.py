@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from rayserve.choice import FRESH_S, Choice
 from rayserve.prompts import Prompt
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.prefix_digest import grown, names_of
 from setpoint.core.request import pack_ids
 
 
@@ -14,7 +14,7 @@ def prompt(first: int, num_tokens: int = 256) -> Prompt:
 
 
 def hashes(*prompts: Prompt) -> bytes:
-    return b"".join(name for ids, space in prompts for name in prefix_hashes(ids, space))
+    return b"".join(name for ids, space in prompts for name in names_of(grown(b"", ids, space)))
 
 
 def test_a_prompt_goes_where_it_is_cached() -> None:

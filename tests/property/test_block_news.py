@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from setpoint.core.kv_events import first_digest
 from setpoint.core.messages import Blocks, ToFrontend, decode_to_frontend, encode
 from setpoint.core.pagerows import PageRow, WindowColumns
+from setpoint.core.prefix_digest import first_digest
 from setpoint.scheduler.cache.block_news import BlockNews
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint_testing.harness import VOCAB, Harness, Wire

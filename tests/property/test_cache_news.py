@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.messages import Cached, decode_to_frontend, encode
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.prefix_digest import grown, names_of
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc import balance
@@ -23,7 +23,7 @@ BLOCK = 4
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tokens, so that short sequences have many."""
-    monkeypatch.setitem(prefix_hashes.__kwdefaults__, "block", BLOCK)
+    monkeypatch.setitem(grown.__kwdefaults__, "block", BLOCK)
     monkeypatch.setattr(balance, "BLOCK_TOKENS", BLOCK)
 
 
@@ -42,7 +42,7 @@ def run(seed: int, seen: Counter[str]) -> None:
     rng = random.Random(seed)
     page_size = rng.choice([1, 1, 2, 4, 3, 8])
     cache = KVCache(num_pages=60 // page_size + 4, page_size=page_size)
-    cache.listen(CacheNews())
+    cache.listen(CacheNews(BLOCK))
     load, handles = Load(0, keeps_prefixes=True), []
     for _ in range(60):
         namespace = rng.choice(["", "", "other"])
@@ -78,7 +78,7 @@ def run(seed: int, seen: Counter[str]) -> None:
                     seen["cleared"] += news.is_cleared
                 prompt = [int(each) for each in ids]
                 held = cache._tree.match_len(ids, namespace)
-                names = prefix_hashes(pack_ids(prompt), namespace)
+                names = names_of(grown(b"", pack_ids(prompt), namespace))
                 believed = load.num_cached(names)
                 if BLOCK % page_size == 0:
                     assert believed == held // BLOCK * BLOCK, (seed, page_size)
@@ -112,7 +112,7 @@ def test_requests_with_one_beginning_stay_together_until_that_costs_more() -> No
 
 def test_what_open_requests_bring_is_forgotten_with_them() -> None:
     load, request = Load(0, keeps_prefixes=True), request_of(list(range(5 * BLOCK)))
-    names = prefix_hashes(request.prompt_ids, "")
+    names = names_of(grown(b"", request.prompt_ids, ""))
     load.add(request)
     assert load.num_cached(names) == 5 * BLOCK
     load.remove(request)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from setpoint.core.request import Ids
+from setpoint.core.prefix_digest import grown
+from setpoint.core.request import Ids, pack_ids
 from setpoint.core.transfers import Direction, Place, Transfer
 from setpoint.tiers import file_store
 from setpoint.tiers.block_keys import block_keys
@@ -38,8 +39,12 @@ def ids_of(life: int, number: int) -> Ids:
     return rng.integers(0, 1000, BLOCK * NUM_BLOCKS).astype(np.int32)
 
 
+def digests_of(life: int, number: int) -> bytes:
+    return grown(b"", pack_ids(ids_of(life, number)), "", block=BLOCK)
+
+
 def keys_of(life: int, number: int) -> list[bytes]:
-    return block_keys(IDENTITY, "", ids_of(life, number), BLOCK)
+    return block_keys(IDENTITY, digests_of(life, number))
 
 
 def row_of(life: int, number: int, row: int) -> Bytes:
@@ -96,7 +101,16 @@ def main() -> None:
         rows.number = number
         pages = np.arange(1, BLOCK * NUM_BLOCKS + 1, dtype=np.int32)
         mover.save(
-            Transfer(number + 1, Direction.SAVE, Place.STORAGE, pages, 0, ids_of(life, number), "")
+            Transfer(
+                number + 1,
+                Direction.SAVE,
+                Place.STORAGE,
+                pages,
+                0,
+                ids_of(life, number),
+                "",
+                digests_of(life, number),
+            )
         )
         ended.get()
         print(number, flush=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from setpoint.core.messages import Found, Moved
-from setpoint.core.request import Ids
+from setpoint.core.prefix_digest import split
 from setpoint.core.transfers import Direction, Transfer
 from setpoint_testing.scripted import ScriptedExecutor
 
-Key = tuple[str, bytes]
+Key = bytes
 
 
 @dataclass(eq=False)
@@ -26,7 +27,7 @@ class ScriptedMover:
     width: int
     hold: bool = False
     stored: dict[Key, np.ndarray] = field(default_factory=dict)
-    """(namespace, all tokens up to a block's end) -> what its pages held, by row and column; -1 where
+    """Digest of a block -> what its pages held, by row and column; -1 where
     there was no page."""
     waiting: list[Callable[[], Found | Moved]] = field(default_factory=list)
     post: Callable[[Found | Moved], object] = print
@@ -37,8 +38,8 @@ class ScriptedMover:
     spoil: Callable[[int], int] = lambda num_tokens: num_tokens
     """How much of a load arrives, given how much was asked for; what is behind is garbage."""
 
-    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
-        self._do(lambda: Found(seq_id, self._num_leading(ids, namespace), self.seconds))
+    def look_up(self, seq_id: int, digests: bytes) -> None:
+        self._do(lambda: Found(seq_id, self._num_leading(digests), self.seconds))
 
     def load(self, transfer: Transfer) -> None:
         assert transfer.direction is Direction.LOAD
@@ -60,13 +61,9 @@ class ScriptedMover:
         if not self.hold:
             self.finish_next()
 
-    def _num_leading(self, ids: Ids, namespace: str) -> int:
-        end = 0
-        while (
-            end + self.block <= len(ids) and _key(namespace, ids, end + self.block) in self.stored
-        ):
-            end += self.block
-        return end
+    def _num_leading(self, digests: bytes) -> int:
+        known = takewhile(self.stored.__contains__, split(digests))
+        return self.block * sum(1 for _ in known)
 
     def _rows(self, transfer: Transfer) -> np.ndarray:
         return transfer.rows.reshape(-1, self.width)
@@ -79,7 +76,7 @@ class ScriptedMover:
         for number, row in enumerate(rows):
             position = transfer.start + number * page
             end = position // self.block * self.block + self.block
-            data = self.stored.get(_key(transfer.namespace, transfer.ids, end))
+            data = self.stored.get(_key(transfer, end // self.block))
             whole = data is not None and position + page - transfer.start <= arrives
             content = None if data is None else data[(position - end + self.block) // page]
             if content is not None and ((row != 0) & (content[:, 0] == ABSENT)).any():
@@ -107,7 +104,7 @@ class ScriptedMover:
         first = -(-transfer.start // self.block) * self.block
         for begin in range(first, len(transfer.ids) - self.block + 1, self.block):
             at = (begin - transfer.start) // page
-            key = _key(transfer.namespace, transfer.ids, begin + self.block)
+            key = _key(transfer, begin // self.block + 1)
             self.stored.setdefault(key, content[at : at + self.block // page])
         return Moved(transfer.id, len(transfer.ids) - transfer.start, 8, self.seconds)
 
@@ -116,5 +113,6 @@ ABSENT, GARBAGE = -7, -9
 """What the store of a block, or of the pool, holds instead of tokens."""
 
 
-def _key(namespace: str, ids: Ids, end: int) -> Key:
-    return namespace, ids[:end].astype("<i4").tobytes()
+def _key(transfer: Transfer, end: int) -> Key:
+    """The digest of the last of so many blocks."""
+    return split(transfer.digests)[end - 1]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rayserve.prompts import Prompt
 from setpoint.core.messages import Cached
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.prefix_digest import names_of
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.balance import CacheAware, Load
@@ -85,7 +85,7 @@ class Choice:
         """Note that a request has ended. Does nothing for a request that is not open."""
         name, requests = self._remove(request_id)
         for each in requests:
-            stored = b"".join(prefix_hashes(each.prompt_ids, each.options.namespace))
+            stored = b"".join(names_of(each.with_digests().digests))
             self._left[name].append((self._now(), stored))
             self._loads[name].take(Cached(stored, b""))
 

@@ -3,7 +3,6 @@ and the scheduler's loop tell each other (docs/decisions/0072-prefill-and-decode
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Literal, Protocol
 
 import msgspec
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from setpoint.core.bounds import INT32_MAX, INT64_MAX
 from setpoint.core.logprobs import LogprobBlock
-from setpoint.core.request import Ids, pack_ids
+from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 
 Role = Literal["null", "prefill", "decode"]
@@ -34,13 +33,6 @@ class Handed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The logprobs of these tokens, if the client asked for them."""
     token_facts: dict[str, list[bytes]] = {}
     """See ``TokenEvent.token_facts``."""
-
-
-def prompt_digest(prompt: Ids, namespace: str) -> bytes:
-    """Tells two prompts apart: 32 bytes."""
-    return hashlib.sha256(
-        namespace.encode(errors="surrogatepass") + b"\0" + pack_ids(prompt)
-    ).digest()
 
 
 class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):

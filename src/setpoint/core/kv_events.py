@@ -8,14 +8,12 @@ A batch is the msgpack array [time, events, rank]; each event is a map whose "ty
 from __future__ import annotations
 
 import struct
-from hashlib import sha256
 from typing import Literal
 
 import msgspec
 
 MEDIUM = "GPU"
 """SGLang's word for the memory from which an engine computes, even if it is a CPU's memory."""
-DIGEST_BYTES = 32
 _FIRST_NUMBER = struct.Struct(">q24x")
 
 
@@ -68,23 +66,6 @@ class PublisherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.endpoint.startswith("ipc://") or any(
             host in self.endpoint for host in ("*", "::", "0.0.0.0")
         )
-
-
-def first_digest(namespace: str) -> bytes:
-    """The digest from which that of a prompt's first block is computed."""
-    if not namespace:
-        return b""
-    return sha256(b"setpoint-namespace\0" + namespace.encode(errors="surrogatepass")).digest()
-
-
-def block_digests(data: bytes, before: bytes, stride: int) -> bytes:
-    """The concatenated digests of the blocks of packed tokens (``stride`` bytes each) that follow
-    the block with the digest ``before``. For a prompt without a namespace, they equal SGLang's."""
-    found = []
-    for at in range(0, len(data), stride):
-        before = sha256(before + data[at : at + stride]).digest()
-        found.append(before)
-    return b"".join(found)
 
 
 def block_hashes(digests: bytes) -> list[int]:

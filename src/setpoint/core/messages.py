@@ -194,9 +194,9 @@ class Cached(msgspec.Struct, frozen=True, tag=True):
     several sends it."""
 
     stored: bytes
-    """Hashes of prefixes that are cached now (``core.prefix_hash``), each of HASH_BYTES."""
+    """Names of prefixes that are cached now (``core.prefix_digest``), each of NAME_BYTES."""
     removed: bytes
-    """Hashes of prefixes that are cached no longer."""
+    """Names of prefixes that are cached no longer."""
     is_cleared: bool = False
     """Whether everything before was removed."""
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from setpoint.core.bounds import INT32_MAX, INT64_MAX, Count, Int64, TokenId
+from setpoint.core.prefix_digest import grown
 from setpoint.core.rooms import Bootstrap
 from setpoint.core.sampling import SamplingParams
 
@@ -141,6 +142,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits, usage and seeds."""
     was_accepted: bool = False
     """Whether an engine that has ended had it, so that no limit of the queue refuses it now."""
+    digests: bytes = b""
+    """The digests of the first blocks of the prompt and these outputs (``core.prefix_digest``), as
+    far as somebody has needed them."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)
@@ -149,6 +153,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """This request, for the engine of a data-parallel rank."""
         options = msgspec.structs.replace(self.options, routed_dp_rank=rank)
         return msgspec.structs.replace(self, options=options)
+
+    def with_digests(self) -> Request:
+        """This request, with the digests of all its whole blocks."""
+        ids = self.prompt_ids + self.prior_output_ids
+        digests = grown(self.digests, ids, self.options.namespace)
+        if len(digests) == len(self.digests):
+            return self
+        return msgspec.structs.replace(self, digests=digests)
 
     def prior_outputs(self) -> Ids:
         return unpack_ids(self.prior_output_ids)

@@ -49,15 +49,18 @@ class Transfer:
     ids: Ids
     """Every token from position 0 to the end of ``rows``: keys and values depend on all of them."""
     namespace: str
+    digests: bytes = b""
+    """The digests of the whole blocks of ``ids`` (``core.prefix_digest``), in blocks of the stores'
+    size; empty if the other place is no store."""
 
 
 class Mover(Protocol):
     """Moves pages to and from stores, in threads of its own. The loop calls these methods; they
     return at once."""
 
-    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
-        """Find out how much of a prompt can be loaded. Exactly one ``Found`` with this ``seq_id``
-        follows."""
+    def look_up(self, seq_id: int, digests: bytes) -> None:
+        """Find out how much of a prompt can be loaded, given the digests of its blocks
+        (``Transfer.digests``). Exactly one ``Found`` with this ``seq_id`` follows."""
 
     def load(self, transfer: Transfer) -> None:
         """Fill the transfer's pages, from the first one on. ``Moved.num_tokens`` says how far it

@@ -15,7 +15,7 @@ from setpoint.handover.identity import Identity
 from setpoint.handover.secrets import SIZE
 
 MAGIC = b"SPHO"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<4sHHI")
 """Magic, version of the protocol, zero, bytes of the message."""
 MAX_GREETING = 64 << 10

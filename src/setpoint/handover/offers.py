@@ -41,7 +41,7 @@ class Offer:
     seq_id: int
     room: int
     digest: bytes
-    """The digest of its prompt (``core.handover.prompt_digest``)."""
+    """The digest of its prompt (``core.prefix_digest.prompt_digest``)."""
     receiver: Receiver | None = None
     """Who fetches it, under the number ``transfer``."""
     transfer: int = 0

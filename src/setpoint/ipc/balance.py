@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from setpoint.core.messages import Cached
-from setpoint.core.prefix_hash import BLOCK_TOKENS, HASH_BYTES, prefix_hashes
+from setpoint.core.prefix_digest import BLOCK_TOKENS, NAME_BYTES, names_of
 from setpoint.core.request import Request
 
 REQUEST_TOKENS = 64
@@ -35,7 +35,7 @@ class Load:
     """Tokens of their prompts, and of the outputs that they had when they were sent."""
 
     _held: set[bytes] = field(default_factory=set)
-    """Hashes of the prefixes that its cache holds, as the engine reports them."""
+    """Names of the prefixes that its cache holds, as the engine reports them."""
     _coming: Counter[bytes] = field(default_factory=Counter)
     """Prefixes of its open requests, which the cache will hold before another request can use
     them."""
@@ -56,7 +56,7 @@ class Load:
 
     @property
     def held(self) -> bytes:
-        """Hashes of the prefixes that its cache holds."""
+        """Names of the prefixes that its cache holds."""
         return b"".join(self._held)
 
     @property
@@ -85,13 +85,12 @@ class Load:
         return shorter * BLOCK_TOKENS
 
 
-def _split(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+def _split(names: bytes) -> list[bytes]:
+    return [names[at : at + NAME_BYTES] for at in range(0, len(names), NAME_BYTES)]
 
 
 def _prefixes_of(request: Request) -> Sequence[bytes]:
-    ids = request.prompt_ids + request.prior_output_ids
-    return prefix_hashes(ids, request.options.namespace)
+    return names_of(request.with_digests().digests)
 
 
 def _num_tokens(request: Request) -> int:

@@ -417,6 +417,8 @@ class EngineClient:
     def _place(self, submission: Submission) -> None:
         """Send a submission to the engine that is chosen for it, or let it wait if there is
         none."""
+        if self._balance.uses_prefixes:
+            submission.request = submission.request.with_digests()
         wanted = submission.request.options.routed_dp_rank
         pinned = [line for line in self._without_suspects(self.ready()) if line.rank == wanted]
         lines = self._without_suspects(self._lines_for_new_requests())

@@ -96,6 +96,9 @@ class Open:
         return name
 
     def message(self, message: ToLoop) -> KeptMessage:
+        if isinstance(message, Submit):  # the ids tell its digests
+            request = msgspec.structs.replace(message.request, digests=b"")
+            message = Submit(message.seq_id, request)
         if isinstance(message, Arrived) and message.handed is not None:
             bare = msgspec.structs.replace(message.handed, logprobs=None, token_facts={})
             message = msgspec.structs.replace(message, handed=bare)
@@ -136,6 +139,7 @@ class _Running:
 LEFT_OUT = {
     "prompt_ids": "the hashes of its prefixes replace them",
     "prior_output_ids": "like prompt_ids",
+    "digests": "like prompt_ids",
     "sampling": "its fields are decided one by one",
     "stop": "has_stop says whether there are any, or any of stop_regex",
     "stop_regex": "like stop",

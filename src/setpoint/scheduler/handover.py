@@ -30,9 +30,9 @@ from setpoint.core.handover import (
     HandoverCounts,
     Taker,
     Wanted,
-    prompt_digest,
 )
 from setpoint.core.messages import Finish, Moved, TokenEvent
+from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
 from setpoint.core.transfers import Direction, Place
@@ -124,12 +124,11 @@ class PrefillSide:
     def begin(self, seq: Sequence) -> None:
         if not is_shared(seq):
             return
-        options = seq.request.options
         room = _room_of(seq)
         if room in self._rooms:
             raise RequestError(ROOM_TAKEN.format(room))
         self._rooms.add(room)
-        self._giver.offer(seq.seq_id, room, prompt_digest(seq.prompt, options.namespace))
+        self._giver.offer(seq.seq_id, room, _digest_of(seq))
         self._open[seq.seq_id] = _Giving(seq)
         self._state.preparing.begin(seq, Need.KV)
 
@@ -400,10 +399,16 @@ class DecodeSide:
         self._taker.fetch(
             seq.seq_id,
             options.bootstrap,
-            prompt_digest(seq.prompt, options.namespace),
+            _digest_of(seq),
             start // state.cache.page_size,
             rows,
         )
+
+
+def _digest_of(seq: Sequence) -> bytes:
+    """Tells the prompt of a sequence from others."""
+    request, num_tokens = seq.request, len(seq.prompt)
+    return prompt_digest(request.prompt_ids, request.options.namespace, seq.digests(num_tokens))
 
 
 def _room_of(seq: Sequence) -> int:

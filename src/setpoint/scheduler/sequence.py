@@ -17,8 +17,9 @@ import numpy as np
 from setpoint.core.grammar import Grammar
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.messages import Finish
+from setpoint.core.prefix_digest import BLOCK_TOKENS, DIGEST_BYTES, grown
 from setpoint.core.preparation import Need
-from setpoint.core.request import Ids, Request
+from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.scheduler.cache.handle import PrefixHandle
 
 MAX_FORCED = 15
@@ -117,6 +118,8 @@ class Sequence:
     commit."""
     token_facts: dict[str, list[bytes]] = field(default_factory=dict)
     """Facts about outputs that were not sent yet (``TokenEvent.token_facts``)."""
+    known_digests: dict[int, bytes] = field(default_factory=dict)
+    """Tokens of a block -> the digests of the first blocks; written by ``digests``."""
     embedding: bytes = b""
     """The vector of a pooled request, float32; set by its last step."""
     finish: Finish | None = None
@@ -152,6 +155,19 @@ class Sequence:
         sampled token."""
         begin = self.inflight_samples  # a row with a grammar brings back all that it may
         return self.forced[begin : max(begin, self.remaining - 1)]
+
+    def digests(self, num_tokens: int, block: int = BLOCK_TOKENS) -> bytes:
+        """The digests of the whole blocks of ``block`` tokens in the first known tokens
+        (``core.prefix_digest``). Each block is hashed once."""
+        end = num_tokens // block * DIGEST_BYTES
+        known = self.known_digests.get(block, b"")
+        if block == BLOCK_TOKENS:
+            known = known or self.request.digests
+        if len(known) < end:
+            namespace = self.request.options.namespace
+            known = grown(known, pack_ids(self.known_ids()), namespace, block=block)
+            self.known_digests[block] = known
+        return known[:end]
 
     def known_ids(self) -> Ids:
         """Prompt + committed outputs, [num_known] int32."""

@@ -323,8 +323,7 @@ class State:
         self.holdings.release(seq, publish=True)
         self._free_slot(seq)
         if self.tiers is not None:
-            ids, namespace = seq.known_ids()[:num_computed], seq.request.options.namespace
-            self.tiers.keep(ids, namespace, seq.finish, num_handed=seq.num_handed)
+            self.tiers.keep(seq, num_computed)
 
     def send_back(self, seq: Sequence) -> None:
         """Retract a sequence: it gives up memory and slot, and joins the end of the queue with the

@@ -10,11 +10,11 @@ which all come from recorded inputs.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from setpoint.core.messages import Finish, Found, Moved
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.messages import Found, Moved
+from setpoint.core.prefix_digest import grown, split
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, Observer, Outcome
 from setpoint.core.request import Ids, pack_ids
@@ -45,7 +45,6 @@ ALLOWED_LOSS_S = 20.0
 used twice."""
 RETRY_EVERY = 16
 """Every so many loads that seem slower than computing, one is tried all the same."""
-KEY_BYTES = 16
 SMOOTH = 0.2
 """Weight of a new measurement in a running mean."""
 
@@ -109,8 +108,9 @@ class Tiers:
         """Digest of a block that is being loaded -> transfer."""
         self._known: OrderedDict[bytes, int] = OrderedDict()
         """Digest of a block -> how often it was used, or STORED."""
-        self._to_save: deque[tuple[Ids, str, int]] = deque()
-        """(tokens, namespace, first block) to save, when there is room for the transfer."""
+        self._to_save: deque[tuple[Ids, str, int, list[bytes]]] = deque()
+        """(tokens, namespace, first block, digests of the blocks) to save, when there is room for
+        the transfer."""
         self._held: deque[tuple[int, Transfer]] = deque()
         """Saves whose pages a step may still be writing: (the newest such step, save). Another
         sequence may have planned to compute what is to be saved."""
@@ -137,12 +137,10 @@ class Tiers:
 
     def start(self, seq: Sequence, ids: Ids, now: float) -> None:
         """Look up the prompt of a sequence, which waits for it."""
-        block = self._config.block
-        whole = ids[: len(ids) // block * block]
-        namespace = seq.request.options.namespace
-        self._waits[seq.seq_id] = _Wait(seq, self._keys(whole, namespace), now + LOOKUP_S)
+        digests = seq.digests(len(ids), self._config.block)
+        self._waits[seq.seq_id] = _Wait(seq, split(digests), now + LOOKUP_S)
         self._preparing.begin(seq, Need.CACHE)
-        self._mover.look_up(seq.seq_id, whole, namespace)
+        self._mover.look_up(seq.seq_id, digests)
 
     def cancel(self, seq_id: int) -> None:
         """The sequence has ended. A load goes on holding its pages until it has stopped."""
@@ -201,6 +199,7 @@ class Tiers:
             ids,
             namespace,
             lambda reached, message: self._loaded(wait, reached, message),
+            b"".join(wait.keys[: wait.found // self._config.block]),
         )
         if transfer is None:
             self._miss("no room in the pool", gain)
@@ -294,18 +293,17 @@ class Tiers:
 
     # ------------------------------------------------------------------ saving
 
-    def keep(self, ids: Ids, namespace: str, finish: Finish | None, *, num_handed: int = 0) -> None:
+    def keep(self, seq: Sequence, num_computed: int) -> None:
         """Save the whole blocks that a sequence has computed, as far as the write policy says: not
-        at once, because a step may be planned at this moment.
-
-        num_handed: tokens at the beginning that another server has computed, and saves."""
+        at once, because a step may be planned at this moment. Those that another server has
+        computed, that one saves."""
+        finish, wanted = seq.finish, self._config.write_policy
         if finish is not None and (finish.status_code or 0) >= 500:
             return  # what a failed computation left is no use to others
-        block = self._config.block
-        keys = self._keys(ids[: len(ids) // block * block], namespace)
-        wanted = self._config.write_policy
         if wanted in ("write_back", "never"):
             return
+        block, num_handed = self._config.block, seq.num_handed
+        keys = split(seq.digests(num_computed, block))
         least = 2 if wanted == "write_through_selective" or self.is_thrifty else 1
         first, end = len(keys), 0
         for index, key in enumerate(keys[num_handed // block :], num_handed // block):
@@ -315,7 +313,8 @@ class Tiers:
                 if uses >= least:
                     first, end = min(first, index), index + 1
             self._remember(key, uses)
-        self._enqueue(ids[: end * block], namespace, first, keys[first:end])
+        ids, namespace = seq.known_ids()[: end * block], seq.request.options.namespace
+        self._enqueue(ids, namespace, first, keys[:end])
 
     def save_ahead(self) -> None:
         """Save what will be evicted first, in time, if the policy is write_back: once half of the
@@ -327,21 +326,22 @@ class Tiers:
             return
         block = self._config.block
         for ids, namespace in self._cache.oldest(share):
-            keys = self._keys(ids[: len(ids) // block * block], namespace)
+            keys = split(grown(b"", pack_ids(ids), namespace, block=block))
             first = next(
                 (at for at, key in enumerate(keys) if self._known.get(key, 0) != STORED), len(keys)
             )
-            self._enqueue(ids[: len(keys) * block], namespace, first, keys[first:])
+            self._enqueue(ids[: len(keys) * block], namespace, first, keys)
 
-    def _enqueue(self, ids: Ids, namespace: str, first: int, keys: Iterable[bytes]) -> None:
+    def _enqueue(self, ids: Ids, namespace: str, first: int, keys: list[bytes]) -> None:
+        """keys: digests of the blocks of ``ids``."""
         if first * self._config.block >= len(ids):
             return
         if len(self._to_save) >= MAX_WAITING_SAVES:
             self._drop("too many wait", len(ids) - first * self._config.block)
             return
-        for key in keys:
+        for key in keys[first:]:
             self._remember(key, STORED)
-        self._to_save.append((ids, namespace, first))
+        self._to_save.append((ids, namespace, first, keys))
 
     def _start_saves(self) -> None:
         while self._to_save and self._num_open(Direction.SAVE) < MAX_SAVES:
@@ -350,7 +350,7 @@ class Tiers:
 
     def _try_save(self) -> bool:
         """Begin the next save. False if it has to wait."""
-        ids, namespace, first = self._to_save[0]
+        ids, namespace, first, keys = self._to_save[0]
         block = self._config.block
         end = self._cache.peek(ids, namespace) // block * block
         if self._num_open(Direction.SAVE) and (
@@ -361,7 +361,7 @@ class Tiers:
         if end < len(ids):
             lost = len(ids) - max(end, first * block)
             self._drop("evicted before", lost)
-            for key in self._keys(ids, namespace)[end // block :]:
+            for key in keys[end // block :]:
                 self._known.pop(key, None)
         if end <= first * block:
             return True
@@ -370,7 +370,8 @@ class Tiers:
             ids[:end],
             namespace,
             first * block,
-            lambda reached, message: self._saved(ids[:end], namespace, first, message),
+            lambda reached, message: self._saved(end, first, keys[: end // block], message),
+            b"".join(keys[: end // block]),
         )
         if transfer is not None:
             step_id = self._newest_step()
@@ -386,16 +387,16 @@ class Tiers:
             self._mover.save(self._held.popleft()[1])
         self._start_saves()
 
-    def _saved(self, ids: Ids, namespace: str, first: int, message: Moved) -> None:
+    def _saved(self, end: int, first: int, keys: list[bytes], message: Moved) -> None:
         self.totals.save_s += message.seconds
         self.totals.saved_tokens += message.num_tokens
-        missing = len(ids) - first * self._config.block - message.num_tokens
+        missing = end - first * self._config.block - message.num_tokens
         if missing > 0:
             self._drop(message.why, missing)
             # What a request uses again is tried again. The oldest of the pool would be tried again
             # at once, and without an end as long as nothing can be stored.
             if self._config.write_policy != "write_back":
-                for key in self._keys(ids, namespace)[-(missing // self._config.block) :]:
+                for key in keys[-(missing // self._config.block) :]:
                     self._known.pop(key, None)
         loss = self.totals.save_s + self.totals.load_s - self.totals.earned_s
         if not self.is_thrifty and loss > ALLOWED_LOSS_S and self._config.limits_loss:
@@ -445,10 +446,6 @@ class Tiers:
 
     def _drop(self, why: str, num_tokens: int) -> None:
         self.totals.dropped[why] = self.totals.dropped.get(why, 0) + num_tokens
-
-    def _keys(self, ids: Ids, namespace: str) -> list[bytes]:
-        """Digests of the whole blocks of ``ids``, for this engine's own book-keeping."""
-        return prefix_hashes(pack_ids(ids), namespace, block=self._config.block, size=KEY_BYTES)
 
 
 def _mean(before: float, new: float) -> float:

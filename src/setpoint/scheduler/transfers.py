@@ -83,7 +83,9 @@ class Transfers:
             if each.transfer.direction is direction and each.transfer.place is place:
                 yield each.transfer
 
-    def reserve(self, place: Place, ids: Ids, namespace: str, then: Then) -> Transfer | None:
+    def reserve(
+        self, place: Place, ids: Ids, namespace: str, then: Then, digests: bytes = b""
+    ) -> Transfer | None:
         """Hold new page rows for the whole pages of ``ids`` that the tree does not have, and lock
         the prefix that it has. Returns None, with nothing held, if the tree has all of them or the
         pool has too few pages."""
@@ -102,14 +104,27 @@ class Transfers:
         rows[rows != 0] = pages
         return self._add(
             Transfer(
-                self._take_id(), Direction.LOAD, place, rows.ravel(), start, ids.copy(), namespace
+                self._take_id(),
+                Direction.LOAD,
+                place,
+                rows.ravel(),
+                start,
+                ids.copy(),
+                namespace,
+                digests,
             ),
             handle,
             then,
         )
 
     def hold(
-        self, place: Place, ids: Ids, namespace: str, start: int, then: Then
+        self,
+        place: Place,
+        ids: Ids,
+        namespace: str,
+        start: int,
+        then: Then,
+        digests: bytes = b"",
     ) -> Transfer | None:
         """Lock the path of ``ids`` as far as the tree has it. The transfer saves the rows from
         position ``start`` on; None, with nothing locked, if the path ends before."""
@@ -128,6 +143,7 @@ class Transfers:
                 start,
                 ids[: handle.num_tokens].copy(),
                 namespace,
+                digests,
             ),
             handle,
             then,

@@ -162,8 +162,8 @@ class StoreMover:
 
     # ------------------------------------------------------------------ from the loop
 
-    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
-        self._loads.add(lambda: self._look_up(seq_id, ids, namespace, self.identity))
+    def look_up(self, seq_id: int, digests: bytes) -> None:
+        self._loads.add(lambda: self._look_up(seq_id, digests, self.identity))
 
     def load(self, transfer: Transfer) -> None:
         rows, identity = self._begin(transfer), self.identity
@@ -205,11 +205,11 @@ class StoreMover:
 
     # ------------------------------------------------------------------ in workers
 
-    def _look_up(self, seq_id: int, ids: Ids, namespace: str, identity: bytes) -> None:
+    def _look_up(self, seq_id: int, digests: bytes, identity: bytes) -> None:
         began = time.perf_counter()
         found = 0
         if identity:
-            keys = block_keys(identity, namespace, ids, self._block)
+            keys = block_keys(identity, digests)
             for tier in self.tiers:
                 rest = keys[found:]
                 if rest:
@@ -223,7 +223,7 @@ class StoreMover:
         why = ""
         try:
             block, first = self._block, transfer.start // self._block
-            keys = block_keys(identity, transfer.namespace, transfer.ids, block)
+            keys = block_keys(identity, transfer.digests)
             for index in range(first, len(keys)):
                 if transfer.id in self._cancelled:
                     why = "cancelled"
@@ -279,7 +279,7 @@ class StoreMover:
         why = ""
         try:
             block, first = self._block, -(-transfer.start // self._block)
-            keys = block_keys(identity, transfer.namespace, transfer.ids, block)
+            keys = block_keys(identity, transfer.digests)[: len(transfer.ids) // block]
             table = transfer.rows.reshape(-1, rows.width)
             for index in range(first, len(keys)):
                 if transfer.id in self._cancelled or not identity:

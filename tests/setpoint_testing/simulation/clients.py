@@ -18,7 +18,7 @@ from setpoint_testing.simulation.model import FIRST_LETTER, LETTERS
 from setpoint_testing.simulation.virtual_time import VirtualLoop
 
 SHARED = 70
-"""Length of the beginnings that prompts share: more than a block of ``core.prefix_hash``."""
+"""Length of the beginnings that prompts share: more than a block of ``core.prefix_digest``."""
 
 
 @dataclass(frozen=True)

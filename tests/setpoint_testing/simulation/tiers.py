@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from setpoint.core.identity import engine_digest
 from setpoint.core.messages import Found, Moved
 from setpoint.core.operations import (
     AttachStorage,
@@ -39,7 +40,6 @@ from setpoint.core.request import Ids
 from setpoint.core.result import StepResult
 from setpoint.core.transfers import Direction, Transfer
 from setpoint.launch.child.recognition import Recognition, Work
-from setpoint.tiers.block_keys import identity_of
 from setpoint.tiers.mover import Job, StoreMover, Tier
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 from setpoint_testing.scripted import EMPTY, ScriptedStep
@@ -374,7 +374,9 @@ class SimulatedTiers:
     # ------------------------------------------------------------------ recognition
 
     def identity(self) -> bytes:
-        return identity_of({"weights": self.engine.operator.weights, "page size": str(self._page)})
+        return engine_digest(
+            {"weights": self.engine.operator.weights, "page size": str(self._page)}
+        )
 
     def _later(self, work: Work) -> None:
         def do() -> None:
@@ -395,10 +397,10 @@ class SimulatedTiers:
 
     # ------------------------------------------------------------------ from the loop
 
-    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
+    def look_up(self, seq_id: int, digests: bytes) -> None:
         self.next_kind = "lookup"
         self.storage.seen["lookups"] += 1
-        self.real.look_up(seq_id, ids, namespace)
+        self.real.look_up(seq_id, digests)
 
     def load(self, transfer: Transfer) -> None:
         self.next_kind = "load"

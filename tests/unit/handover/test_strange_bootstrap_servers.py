@@ -15,7 +15,9 @@ import httpx
 import numpy as np
 import pytest
 
-from setpoint.core.handover import Arrived, prompt_digest
+from setpoint.core.handover import Arrived
+from setpoint.core.prefix_digest import prompt_digest
+from setpoint.core.request import pack_ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover import bootstrap_client, taker
 from setpoint.handover.secrets import new_bytes
@@ -186,5 +188,5 @@ def test_ranks_that_are_no_numbers_are_refused(name: str, rank: str) -> None:
 
 
 def test_a_prompt_of_any_namespace_has_a_digest() -> None:
-    assert len(prompt_digest(ROW, "\ud800")) == 32
-    assert prompt_digest(ROW, "\ud800") != prompt_digest(ROW, "")
+    assert len(prompt_digest(pack_ids(ROW), "\ud800")) == 32
+    assert prompt_digest(pack_ids(ROW), "\ud800") != prompt_digest(pack_ids(ROW), "")

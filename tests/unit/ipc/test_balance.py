@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from setpoint.core.messages import Cached
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.prefix_digest import names_of
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.balance import CacheAware, Load
@@ -21,7 +21,7 @@ def test_prompts_that_come_one_by_one_fill_both_caches() -> None:
     for first in (1000, 2000, 3000, 4000):
         asked = request(first)
         index = rule.choose(loads, asked)
-        loads[index].take(Cached(b"".join(prefix_hashes(asked.prompt_ids, "")), b""))
+        loads[index].take(Cached(b"".join(names_of(asked.with_digests().digests)), b""))
     assert [load.num_held for load in loads] == [4, 4]
     where = [rule.choose(loads, request(first)) for first in (1000, 2000, 3000, 4000)]
     assert where == [0, 1, 0, 1]

@@ -12,7 +12,8 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.launch.child.agreement import facts_of, sources_digest, weights_digest
+from setpoint.core.identity import sources_digest, weights_sample
+from setpoint.launch.child.agreement import facts_of
 from setpoint.launch.job import EngineJob
 from setpoint_testing.tiny_models import write_tiny_llama
 
@@ -63,22 +64,22 @@ def test_other_weights_and_other_models(tmp_path: Path) -> None:
 
 def test_the_digest_of_weights(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path)
-    before = weights_digest(folder)
-    assert before == weights_digest(folder)
+    before = weights_sample(folder)
+    assert before == weights_sample(folder)
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    changed = weights_digest(folder)
+    changed = weights_sample(folder)
     assert changed != before
     path.write_bytes(data[:4])  # no table at all
-    assert weights_digest(folder) not in (before, changed)
+    assert weights_sample(folder) not in (before, changed)
     path.unlink()
     (folder / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "gone.safetensors"}}'
     )
     with pytest.raises(CheckpointError, match="gone"):
-        weights_digest(folder)
+        weights_sample(folder)
 
 
 def test_the_digest_of_the_sources_is_that_of_this_commit() -> None:

@@ -13,8 +13,10 @@ from setpoint.core.messages import Found, Moved
 from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.plan import StepPlan
+from setpoint.core.prefix_digest import grown, split
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, PreparationEnded, PreparationStarted, TransferEnded
+from setpoint.core.request import pack_ids
 from setpoint.core.transfers import Transfer
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint_testing.harness import VOCAB, Harness
@@ -43,6 +45,10 @@ def served(**config: object) -> dict[Key, np.ndarray]:
     assert h.outcomes["a"].ids == expected(PROMPT)
     assert h.mover is not None
     return h.mover.stored
+
+
+def digests_of(ids: list[int]) -> list[bytes]:
+    return split(grown(b"", pack_ids(ids), "", block=8))
 
 
 def next_engine(stored: dict[Key, np.ndarray], **config: object) -> Harness:
@@ -283,9 +289,8 @@ def test_what_is_not_stored_any_more_is_saved_again() -> None:
     h.submit("a", PROMPT)
     h.drain()
     before = set(h.mover.stored)
-    for key in list(h.mover.stored):
-        if len(key[1]) > 16:  # the first two blocks stay
-            del h.mover.stored[key]
+    for key in before - {*digests_of(PROMPT)[:2]}:
+        del h.mover.stored[key]
     h.submit("large", [3] * 120, max_new_tokens=1)  # takes the pool
     h.drain()
     h.submit("b", PROMPT)
@@ -310,7 +315,8 @@ def test_write_back_saves_before_it_evicts() -> None:
     for number in range(12):
         h.submit(str(number), [number, *PROMPT[1:]], max_new_tokens=1)
         h.drain()
-    lost = set(range(12)) - {key[1][0] for key in h.mover.stored}
+    first_blocks = [digests_of([number, *PROMPT[1:]])[0] for number in range(12)]
+    lost = set(first_blocks) - set(h.mover.stored)
     assert len(lost) <= 4, "those that the pool still has"
 
 

@@ -12,8 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from setpoint.core.identity import engine_digest
+from setpoint.core.prefix_digest import grown
+from setpoint.core.request import pack_ids
 from setpoint.tiers.block_format import HEADER_BYTES
-from setpoint.tiers.block_keys import block_keys, identity_of
+from setpoint.tiers.block_keys import block_keys
 from setpoint.tiers.file_store import FileLimits, FileStore
 from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.store import StoreError
@@ -280,14 +283,18 @@ def test_memory_keeps_what_was_used_last() -> None:
 
 def test_names_depend_on_everything_before() -> None:
     ids = np.arange(24, dtype=np.int32)
-    one = identity_of({"weights": "a", "dtype": "bfloat16"})
-    names = block_keys(one, "", ids, 8)
+    one = engine_digest({"weights": "a", "dtype": "bfloat16"})
+
+    def names_of(identity: bytes, namespace: str, ids: np.ndarray) -> list[bytes]:
+        return block_keys(identity, grown(b"", pack_ids(ids), namespace, block=8))
+
+    names = names_of(one, "", ids)
     assert len(set(names)) == 3
     other = ids.copy()
     other[9] = 77
-    changed = block_keys(one, "", other, 8)
+    changed = names_of(one, "", other)
     assert changed[0] == names[0]
     assert not {*changed[1:]} & {*names}
-    for identity, namespace in ((one, "s"), (identity_of({"weights": "b"}), "")):
-        assert not {*block_keys(identity, namespace, ids, 8)} & {*names}
-    assert identity_of({"a": "b", "c": "d"}) == identity_of({"c": "d", "a": "b"})
+    for identity, namespace in ((one, "s"), (engine_digest({"weights": "b"}), "")):
+        assert not {*names_of(identity, namespace, ids)} & {*names}
+    assert engine_digest({"a": "b", "c": "d"}) == engine_digest({"c": "d", "a": "b"})

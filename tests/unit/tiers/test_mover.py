@@ -14,6 +14,8 @@ import torch
 from setpoint.core.cachegroups import CacheGroup, CacheLayout
 from setpoint.core.messages import Found, Moved
 from setpoint.core.model import CachePart
+from setpoint.core.prefix_digest import grown
+from setpoint.core.request import pack_ids
 from setpoint.core.transfers import Direction, Place, Transfer
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.page_rows import PageRows
@@ -58,14 +60,19 @@ class Movers:
         return found
 
     def num_found(self, ids: np.ndarray = IDS) -> int:
-        self.mover.look_up(1, ids, "")
+        self.mover.look_up(1, digests_of(ids))
         found = self.inbox.get(timeout=30)
         assert isinstance(found, Found)
         return found.num_tokens
 
 
 def transfer(direction: Direction, rows: np.ndarray, start: int, end: int) -> Transfer:
-    return Transfer(1, direction, Place.STORAGE, rows.ravel(), start, IDS[:end], "")
+    ids = IDS[:end]
+    return Transfer(1, direction, Place.STORAGE, rows.ravel(), start, ids, "", digests_of(ids))
+
+
+def digests_of(ids: np.ndarray) -> bytes:
+    return grown(b"", pack_ids(ids), "", block=BLOCK)
 
 
 def file_tier(folder: Path) -> Tier:
@@ -127,7 +134,7 @@ def test_a_damaged_block_ends_a_load_before_it(tmp_path: Path) -> None:
     each = Movers(file_tier(tmp_path))
     each.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
     each.moved()
-    name = block_keys(b"i", "", IDS, BLOCK)[1].hex()
+    name = block_keys(b"i", digests_of(IDS))[1].hex()
     (path,) = tmp_path.glob(f"blocks/??/{name}.kv")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from setpoint.core.messages import Found, Moved
-from setpoint.core.request import Ids, pack_ids
+from setpoint.core.request import pack_ids
 from setpoint.core.transfers import Mover, Transfer
 from setpoint.engine.executor.tensor_parallel import CancelMove, Move, MoveEnded, OtherRanks
 
@@ -28,9 +28,9 @@ class RankedMover:
         self._own = own
         self._others.listen(MoveEnded, lambda ended: self._note(ended.moved))
 
-    def look_up(self, seq_id: int, ids: Ids, namespace: str) -> None:
+    def look_up(self, seq_id: int, digests: bytes) -> None:
         """Only rank 0 looks: what another rank lacks shortens the load."""
-        self._own.look_up(seq_id, ids, namespace)
+        self._own.look_up(seq_id, digests)
 
     def load(self, transfer: Transfer) -> None:
         self._tell(transfer)
@@ -63,6 +63,7 @@ class RankedMover:
                 transfer.start,
                 pack_ids(transfer.ids),
                 transfer.namespace,
+                transfer.digests,
             )
         )
 

@@ -110,6 +110,7 @@ class Move(msgspec.Struct, frozen=True, tag=True, array_like=True):
     start: int
     ids: bytes
     namespace: str
+    digests: bytes
 
 
 class CancelMove(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -419,6 +420,7 @@ def _transfer(move: Move) -> Transfer:
         move.start,
         unpack_ids(move.ids),
         move.namespace,
+        move.digests,
     )
 
 

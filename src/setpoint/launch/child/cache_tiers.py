@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import xxhash
 
 from setpoint.config.groups.tiers import (
     COMMON,
@@ -21,10 +20,9 @@ from setpoint.config.groups.tiers import (
     given_settings,
     storage_config,
 )
-from setpoint.core.blocksfile import read_blocks_table
-from setpoint.core.content_digest import content_digest
 from setpoint.core.control import TierState
 from setpoint.core.errors import CheckpointError, ConfigError, RequestError, SetpointError
+from setpoint.core.identity import engine_digest, sources_digest, weights_digest
 from setpoint.core.messages import Found, Moved
 from setpoint.core.operations import (
     AttachStorage,
@@ -37,7 +35,6 @@ from setpoint.core.operations import (
     StorageOrder,
 )
 from setpoint.core.transfers import Mover
-from setpoint.core.version import PACKAGE
 from setpoint.core.weightfiles import Identities, identities, weight_files
 from setpoint.engine.executor.rank_moves import RankedMover
 from setpoint.engine.executor.tensor_parallel import OtherRanks
@@ -49,15 +46,16 @@ from setpoint.launch.child.storages import Opener
 from setpoint.launch.job import EngineJob, with_weights
 from setpoint.launch.settings import tier_config
 from setpoint.scheduler.tiers import Tiers, TierTotals
-from setpoint.tiers.block_keys import identity_of
 from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.mover import StoreMover, Tier, block_bytes
 from setpoint.tiers.store import StoreError
 
 logger = logging.getLogger(__name__)
 
-SOURCES = ("*.py", "*.cpp", "*.h")
-COMPUTING = ("attention", "kernels", "layers", "models", "parallel", "quant", "runner")
+COMPUTING = [
+    f"engine/{part}"
+    for part in ("attention", "kernels", "layers", "models", "parallel", "quant", "runner")
+]
 """Parts of ``engine`` that compute keys and values. The rest moves messages, chooses tokens and
 starts what is here: a version that changes only that finds what the one before has stored."""
 UNTIL_THE_END = "until this server ends, or a client changes that again."
@@ -262,7 +260,7 @@ class CacheTiers:
     def _identity(self) -> bytes:
         """Raises CheckpointError if the files are not those any more that were loaded."""
         job, files = self._job, self._files
-        identity = identity_of(engine_facts(job, self._runner, self._rank))
+        identity = engine_digest(engine_facts(job, self._runner, self._rank))
         if noted_weights(job) != files:
             raise CheckpointError(f"the files in {job.folder} have changed since they were loaded.")
         return identity
@@ -338,7 +336,7 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
     facts, layout, report = facts_of(job), runner.pool.layout, runner.report
     del facts["the version of Setpoint"]
     return facts | {
-        "sources": _sources_digest(),
+        "sources": sources_digest(*COMPUTING),
         "torch": str(torch.__version__),
         "weights": f"seed {job.config.random_seed}"
         if job.config.options.model.load_format == "dummy"
@@ -351,27 +349,6 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
         "kernels": f"{report.ops} {report.linear} {report.attention} {report.level}",
         "model": report.model_impl,
     }
-
-
-def weights_digest(folder: Path) -> str:
-    """A digest of every byte of the weights. Raises CheckpointError or OSError."""
-    whole = xxhash.xxh3_128()
-    if (blocks := read_blocks_table(folder)) is not None:
-        whole.update(blocks.digest.encode())  # of the GGUF file, as it was when it was loaded
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            whole.update(f"{path.name} {content_digest(path, file)}".encode())
-    return whole.hexdigest()
-
-
-def _sources_digest() -> str:
-    """A digest of the sources that compute keys and values."""
-    root = PACKAGE / "engine"
-    whole = xxhash.xxh3_128()
-    found = (path for each in COMPUTING for kind in SOURCES for path in (root / each).rglob(kind))
-    for path in sorted(found):
-        whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return whole.hexdigest()
 
 
 def _host_bytes(job: EngineJob, runner: ModelRunner) -> int:

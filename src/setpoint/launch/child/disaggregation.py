@@ -47,9 +47,9 @@ class Sides:
         """Tell every new connection what the engine's keys and values depend on now; those that
         exist end."""
         if self.giver is not None:
-            self.giver.renew(identity_of(job, self.tp_rank))
+            self.giver.renew(peer_identity(job, self.tp_rank))
         if self.taker is not None:
-            self.taker.renew(identity_of(job, self.tp_rank))
+            self.taker.renew(peer_identity(job, self.tp_rank))
 
 
 def open_sides(
@@ -90,7 +90,7 @@ def sides_of(
     own, mode = options.disaggregation, options.disaggregation.role
     if mode == "null":
         return Sides()
-    store, identity = PoolStore(runner.pool), identity_of(job, tp_rank)
+    store, identity = PoolStore(runner.pool), peer_identity(job, tp_rank)
     mover = MoverThread()
     at_end.callback(mover.stop)
     checksums = own.disaggregation_enable_kv_checksum
@@ -126,7 +126,7 @@ def sides_of(
     return Sides(giver=giver, tp_rank=tp_rank)
 
 
-def identity_of(job: EngineJob, tp_rank: int = 0) -> Identity:
+def peer_identity(job: EngineJob, tp_rank: int = 0) -> Identity:
     facts = {name: value for name, value in facts_of(job).items() if name not in IRRELEVANT}
     options = job.config.options
     if options.model.load_format == "dummy":

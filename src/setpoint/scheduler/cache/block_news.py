@@ -6,16 +6,14 @@ import msgspec
 import numpy as np
 
 from setpoint.core.kv_events import (
-    DIGEST_BYTES,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    block_digests,
     block_hashes,
-    first_digest,
 )
 from setpoint.core.messages import Blocks
-from setpoint.scheduler.cache.node import TOKEN_BYTES, Node
+from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.stretch_digests import StretchDigests
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -25,20 +23,11 @@ class BlockNews:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._digests: dict[Node, bytes] = {}
-        """Stretch -> the digests of its blocks. To compute them again from the root for each
-        evicted stretch would take time that grows with the square of a conversation's length."""
+        self._digests = StretchDigests(page_size)
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
 
     def gained(self, node: Node) -> None:
-        assert node.parent is not None
-        above = self._digests.get(node.parent, b"")[-DIGEST_BYTES:]
-        before = above
-        if not above:
-            assert isinstance(node.label, tuple), "the label below the root has the namespace"
-            before = first_digest(node.label[0])
-        digests = block_digests(node.key, before, self._page_size * TOKEN_BYTES)
-        self._digests[node] = digests
+        above, digests = self._digests.last_above(node), self._digests.add(node)
         self._events.append(
             BlockStored(
                 block_hashes(digests),
@@ -59,9 +48,7 @@ class BlockNews:
             self._events.append(BlockRemoved(hashes))
 
     def split(self, upper: Node, lower: Node) -> None:
-        digests = self._digests[lower]
-        cut = len(upper.key) // (self._page_size * TOKEN_BYTES) * DIGEST_BYTES
-        self._digests[upper], self._digests[lower] = digests[:cut], digests[cut:]
+        self._digests.split(upper, lower)
 
     def cleared(self) -> None:
         self._digests.clear()

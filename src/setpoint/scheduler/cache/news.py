@@ -1,13 +1,14 @@
 """The protocol of objects that get every change of the radix tree, and one of them, which collects
-the hashes of prefixes for the frontend's choice of an engine."""
+the names of prefixes for the frontend's choice of an engine."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from setpoint.core.messages import Blocks, Cached
-from setpoint.core.prefix_hash import prefix_hashes
+from setpoint.core.prefix_digest import BLOCK_TOKENS, names_of
 from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.stretch_digests import StretchDigests
 
 
 class TreeListener(Protocol):
@@ -38,21 +39,23 @@ class CacheNews:
     """Collects the changes of one tree. A stretch of the tree stands for the prefixes that end in
     it."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: int = BLOCK_TOKENS) -> None:
+        self._digests = StretchDigests(block)
         self._changes: dict[bytes, bool] = {}
-        """Hash -> whether it is cached now, for those that have changed."""
+        """Name -> whether it is cached now, for those that have changed."""
         self._is_cleared = False
 
     def gained(self, node: Node) -> None:
-        self._note(node, is_cached=True)
+        self._note(self._digests.add(node), is_cached=True)
 
     def lost(self, node: Node) -> None:
-        self._note(node, is_cached=False)
+        self._note(self._digests.pop(node), is_cached=False)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """The same prefixes end in the two parts."""
+        self._digests.split(upper, lower)
 
     def cleared(self) -> None:
+        self._digests.clear()
         self._changes.clear()
         self._is_cleared = True
 
@@ -65,14 +68,6 @@ class CacheNews:
         self._changes, self._is_cleared = {}, False
         return news
 
-    def _note(self, node: Node, *, is_cached: bool) -> None:
-        parts, top = [], node
-        above: Node | None = node
-        while above is not None and above.parent is not None:
-            parts.append(above.key)
-            top, above = above, above.parent
-        assert isinstance(top.label, tuple), "the label below the root has the namespace"
-        ids = b"".join(reversed(parts))
-        start = (len(ids) - len(node.key)) // 4
-        for name in prefix_hashes(ids, top.label[0], start=start):
+    def _note(self, digests: bytes, *, is_cached: bool) -> None:
+        for name in names_of(digests):
             self._changes[name] = is_cached
