@@ -32,11 +32,11 @@ MARKED = re.compile(
     re.DOTALL,
 )
 COLUMNS: Sequence[tuple[str, str, Metric]] = (
-    ("W1", "one stream: first token, ms", TTFT),
-    ("W1", "one stream: decode, tok/s", DECODE),
-    ("W2", "64 × (128 in, 128 out): output, tok/s", OUTPUT),
-    ("W3", "64 × (1,024 shared + 32 in, 32 out), s", WALL),
-    ("W4", "16 × 512 in: prefill, tok/s", PREFILL),
+    ("W1", "one stream: first token, ms ↓", TTFT),
+    ("W1", "one stream: decode, tok/s ↑", DECODE),
+    ("W2", "64 × (128 in, 128 out): output, tok/s ↑", OUTPUT),
+    ("W3", "64 × (1,024 shared + 32 in, 32 out), s ↓", WALL),
+    ("W4", "16 × 512 in: prefill, tok/s ↑", PREFILL),
 )
 NAMES = {
     "setpoint": "**Setpoint**, bf16",
@@ -86,7 +86,7 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
     machine, contenders = result["machine"], result["contenders"]
     workloads = {each["name"]: Workload(**each) for each in result["workloads"]}
     rows = [
-        "| | start, s | " + " | ".join(title for _, title, _ in COLUMNS) + " |",
+        "| | start, s ↓ | " + " | ".join(title for _, title, _ in COLUMNS) + " |",
         "|---|" + "---|" * (len(COLUMNS) + 1),
     ]
     for who in sorted(contenders, key=_sort_key):
@@ -95,13 +95,17 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
             samples = [Sample(**each) for each in result["samples"][name].get(who, [])]
             cells.append(_median_cell([metric.of(workloads[name], sample) for sample in samples]))
         rows.append(f"| {NAMES.get(who, who)} | {' | '.join(cells)} |")
-    turns = {len(result["start_s"][who]) for who in contenders}
+    turns = {who: len(result["start_s"][who]) for who in contenders}
+    others = sorted({number for who, number in turns.items() if who != "setpoint"})
+    often = "once" if others == [1] else f"{' or '.join(map(str, others))} times"
     text = (
         f"Every engine ran SmolLM2-135M-Instruct with the same client in one session, on"
         f" {machine['cpus']} virtual cores ({machine['cpu']}; commit {result['commit']},"
         f' {result["date"]}). "64 × (128 in, 128 out)" means 64 requests at once, each with a'
-        " prompt of 128 tokens and an answer of 128 tokens. The figures are medians of"
-        f" {min(turns)} to {max(turns)} runs: Setpoint in bf16 ran again before each of the others."
+        " prompt of 128 tokens and an answer of 128 tokens. Less is better in columns with ↓,"
+        " more in those with ↑. Setpoint in bf16 ran again before each of the others,"
+        f" {turns['setpoint']} times in all, and its figures are medians of these runs; each of the"
+        f" others ran {often}."
         " [benchmarks/README.md](benchmarks/README.md) has the commands, the versions and the"
         " conditions of the comparison; the [result](benchmarks/results/"
         f"{newest_result().name}) has every sample."
