@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from setpoint.core.handover import Arrived, Given, Handed, Wanted
+from setpoint.core.handshake import key_for, new_bytes
 from setpoint.core.request import Ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.frontend.http.port import bind_socket
@@ -20,7 +21,6 @@ from setpoint.handover.giver import RoomGiver, listening
 from setpoint.handover.giving import Terms
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
-from setpoint.handover.secrets import key_of_api, new_bytes
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
 from setpoint.launch.parent.bootstrapping import answering
@@ -137,7 +137,9 @@ def pair(
     movers = MoverThread(), MoverThread()
     listener = listening(HOST)
     number = listener.getsockname()[1]
-    own, theirs = (key if each is None else key_of_api(each) for each in (api_key, given_api_key))
+    own, theirs = (
+        key if each is None else key_for("transfers", each) for each in (api_key, given_api_key)
+    )
     terms = Terms(source, there or identity(), own, checksums, share=share)
     giver = RoomGiver(movers[0], listener, terms, given.post)
     wants = Wants(target, identity(), checksums=False, share=share)

@@ -25,6 +25,7 @@ from typing import Protocol
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.core.framing import Unpacker
+from setpoint.core.process_state import is_stopped
 from setpoint.grammar.constraint_refusal import not_compiled
 from setpoint.grammar.process_messages import (
     Advance,
@@ -38,7 +39,7 @@ from setpoint.grammar.process_messages import (
     from_process,
     pack,
 )
-from setpoint.sandbox.limits import STOPPED, Ending, Standstill, ending, is_stopped
+from setpoint.sandbox.limits import STOPPED, Ending, Standstill, ending
 
 COMPILE_S = 20.0
 """Computing time in which a constraint must be compiled."""

@@ -22,8 +22,8 @@ from setpoint.core.content_digest import cache_folder
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.file_lock import locked
+from setpoint.core.handshake import SIZE
 from setpoint.core.own_files import open_own
-from setpoint.handover.secrets import SIZE
 from setpoint.handover.segments import machine_name
 
 logger = logging.getLogger(__name__)

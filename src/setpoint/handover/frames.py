@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from setpoint.core.handover import Handed
+from setpoint.core.handshake import SIZE
 from setpoint.handover.identity import Identity
-from setpoint.handover.secrets import SIZE
 
 MAGIC = b"SPHO"
 VERSION = 3

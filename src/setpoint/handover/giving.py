@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import xxhash
 
 from setpoint.core.handover import PageStore
+from setpoint.core.handshake import is_proof, new_bytes, proof
 from setpoint.handover.channel import Channel
 from setpoint.handover.frames import (
     MAX_GREETING,
@@ -33,7 +34,6 @@ from setpoint.handover.frames import (
 )
 from setpoint.handover.identity import Identity
 from setpoint.handover.offers import Offer, Offers
-from setpoint.handover.secrets import is_proof, new_bytes, proof
 from setpoint.handover.segments import NUM_SEGMENTS, OwnedShare, Segments, segment_size
 
 MAX_TRANSFERS = 8192
@@ -48,7 +48,7 @@ class Terms:
     store: PageStore
     identity: Identity
     key: bytes
-    """The key that authenticates transfers (``handover.secrets``)."""
+    """The key that authenticates transfers (``core.handshake``)."""
     checksums: bool
     share: bool = True
     """Whether memory may be shared within a machine."""

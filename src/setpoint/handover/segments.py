@@ -9,8 +9,8 @@ import stat
 from fcntl import fcntl
 from pathlib import Path
 
+from setpoint.core.handshake import SIZE, new_bytes
 from setpoint.handover.frames import HandoverError, SharedSegments
-from setpoint.handover.secrets import SIZE, new_bytes
 
 SEGMENT_BYTES = 8 << 20
 """Size of a segment, unless a page row is larger."""

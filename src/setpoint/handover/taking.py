@@ -11,6 +11,7 @@ from typing import TypeVar
 import xxhash
 
 from setpoint.core.handover import Arrived, PageStore
+from setpoint.core.handshake import is_proof, new_bytes, proof
 from setpoint.core.request import Ids
 from setpoint.handover.channel import Channel
 from setpoint.handover.frames import (
@@ -33,7 +34,6 @@ from setpoint.handover.frames import (
     refusal,
 )
 from setpoint.handover.identity import Identity, differences
-from setpoint.handover.secrets import is_proof, new_bytes, proof
 from setpoint.handover.segments import NUM_SEGMENTS, Segments, map_shared, segment_size
 
 _Kind = TypeVar("_Kind", Challenge, Welcome)

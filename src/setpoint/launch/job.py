@@ -26,7 +26,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     tells_prefixes: bool
     """Whether the engine reports which prefixes its cache holds."""
     handover_key: str = ""
-    """The key that the processes of a prefill server share (``handover.secrets``), in hex."""
+    """The key that the processes of a prefill server share (``core.handshake``), in hex."""
     is_standby: bool = False
     """Whether another engine serves meanwhile. The memory of that engine is free again before this
     one's pool is used."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from setpoint.core.process_state import is_stopped
+
 OUT_OF_MEMORY = 3
 """Exit code of a process that has caught its MemoryError."""
 STOPPED_S = 1.0
@@ -99,13 +101,3 @@ class Standstill:
         if self._since is None:
             self._since = now
         return now - self._since >= STOPPED_S
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b") ")[2][:1]
-    except OSError:
-        return False
-    return state in (b"T", b"t")

@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
+from setpoint.core.handshake import new_bytes
 from setpoint.frontend.http.connection import Connection
 from setpoint.frontend.http.serve import FEW_CONNECTIONS
-from setpoint.handover.secrets import new_bytes
 from setpoint_testing.handovers import HOST, bootstrap_server
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.handover import Arrived, Given, Wanted
+from setpoint.core.handshake import new_bytes
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover import giver, segments, taker, taking
 from setpoint.handover.channel import SILENCE_S
@@ -29,7 +30,6 @@ from setpoint.handover.frames import (
     size_of,
 )
 from setpoint.handover.offers import Offer, Offers
-from setpoint.handover.secrets import new_bytes
 from setpoint_testing.handovers import HOST, handed, identity, pair
 from setpoint_testing.server_process import wait_until
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from setpoint.core.handover import Arrived
+from setpoint.core.handshake import new_bytes
 from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.request import pack_ids
 from setpoint.core.rooms import Bootstrap
 from setpoint.handover import bootstrap_client, taker
-from setpoint.handover.secrets import new_bytes
 from setpoint_testing.handovers import HOST, bootstrap_server, pair
 
 ROW = np.array([1], np.int32)

@@ -17,6 +17,7 @@ import pytest
 
 from setpoint.core.errors import RequestError
 from setpoint.core.handover import Arrived, Handed
+from setpoint.core.handshake import new_bytes
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import LogprobOptions, Request, RequestOptions, pack_ids
 from setpoint.core.sampling import SamplingParams
@@ -36,7 +37,6 @@ from setpoint.handover.frames import (
     size_of,
 )
 from setpoint.handover.giver import MAX_STRANGERS
-from setpoint.handover.secrets import new_bytes
 from setpoint.handover.segments import OwnedShare, machine_name, map_shared
 from setpoint.scheduler.handed_checks import what_is_wrong
 from setpoint.scheduler.sequence import Sequence

@@ -10,6 +10,7 @@ from typing import Any
 
 from setpoint.config.groups.server import api_keys
 from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
+from setpoint.core.handshake import key_for
 from setpoint.core.messages import Posted
 from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
 from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, RankSide
@@ -23,7 +24,6 @@ from setpoint.handover.giver import RoomGiver, listening
 from setpoint.handover.giving import Terms
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
-from setpoint.handover.secrets import key_of_api
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
 from setpoint.launch.child.agreement import facts_of
@@ -97,7 +97,7 @@ def sides_of(
     api_key = next(iter(api_keys(options.server)), None)
     if mode == "decode":
         wants = Wants(store, identity, checksums)
-        shared = None if api_key is None else key_of_api(api_key)
+        shared = None if api_key is None else key_for("transfers", api_key)
         taker = RoomTaker(
             mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
         )
@@ -106,7 +106,7 @@ def sides_of(
     listener = listening(host)
     at_end.callback(listener.close)
     key = bytes.fromhex(job.handover_key)
-    shared = key if api_key is None else key_of_api(api_key)
+    shared = key if api_key is None else key_for("transfers", api_key)
     terms = Terms(store, identity, shared, checksums)
     giver = RoomGiver(mover, listener, terms, post)
     number = listener.getsockname()[1]

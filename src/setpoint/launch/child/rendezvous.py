@@ -9,7 +9,6 @@ in it is acted upon. This module knows neither models nor engines.
 from __future__ import annotations
 
 import errno
-import hmac
 import logging
 import os
 import select
@@ -24,10 +23,13 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from setpoint.core.errors import SetpointError
+from setpoint.core.handshake import is_proof, key_for, new_bytes, proof
 from setpoint.launch.deadline import RANK_LOST, leave
 
-NAME = "setpoint ranks 1"
+NAME = "setpoint ranks 2"
 """Names the protocol and its version. Must change when a message of the handshake does."""
+USE, RANK, NODE_0 = "ranks", "rank", "node 0"
+"""What the handshake is for, and the roles of its sides (``core.handshake``)."""
 MAX_BYTES = 1 << 16
 """Longest message of a handshake."""
 HANDSHAKE_S = 10.0
@@ -79,10 +81,6 @@ _decode_join = msgspec.msgpack.Decoder(Join).decode
 _decode_answer = msgspec.msgpack.Decoder(Welcome | Refused).decode
 
 
-def _proof(secret: str | None, side: bytes, *nonces: bytes) -> bytes:
-    return hmac.digest((secret or "").encode(), side + b"".join(nonces), "sha256")
-
-
 class Meeting:
     """Node 0's side. It listens until it is closed, so that a rank that comes too late or twice is
     told so."""
@@ -102,7 +100,7 @@ class Meeting:
         self._nodes = nodes
         self._facts = facts
         self._seed = seed
-        self._secret = secret
+        self._key = key_for(USE, secret or "")
         self._links: dict[int, Connection] = {}
         self._refusals: dict[str, str] = {}
         """Who was refused -> why, of those who could have been a rank."""
@@ -193,7 +191,7 @@ class Meeting:
         link = Connection(sock.detach())
         try:
             _limit(link, HANDSHAKE_S)
-            nonce = os.urandom(32)
+            nonce = new_bytes()
             link.send_bytes(_encode(Challenge(NAME, nonce)))
             join = _decode_join(link.recv_bytes(MAX_BYTES))
             reason = self._why_not(join, nonce, host)
@@ -219,9 +217,9 @@ class Meeting:
             if join.rank in self._links:  # two of them at the same moment
                 link.close()
                 return
-            proof = _proof(self._secret, b"node 0", join.nonce, nonce)
+            own = proof(self._key, NODE_0, nonce, join.nonce)
             try:
-                link.send_bytes(_encode(Welcome(proof, self._seed)))
+                link.send_bytes(_encode(Welcome(own, self._seed)))
                 _keep_alive(link)
             except OSError:
                 link.close()
@@ -232,7 +230,7 @@ class Meeting:
 
     def _why_not(self, join: Join, nonce: bytes, host: str) -> str:
         """Why a rank cannot join; "" if it can."""
-        if not hmac.compare_digest(join.proof, _proof(self._secret, b"rank", nonce, join.nonce)):
+        if not is_proof(join.proof, self._key, RANK, join.nonce, nonce):
             return "it has another --dist-secret than node 0"
         who = f"rank {join.rank} (node {join.node})"
         with self._changed:
@@ -264,14 +262,14 @@ def join(
         challenge = _decode_challenge(first)
         if challenge.name != NAME:
             raise NotMet(f"{_written(address)} speaks {challenge.name!r}, and this node {NAME!r}.")
-        nonce = os.urandom(32)
-        proof = _proof(secret, b"rank", challenge.nonce, nonce)
-        link.send_bytes(_encode(Join(nonce, proof, rank, node, dict(facts))))
+        nonce = new_bytes()
+        key = key_for(USE, secret or "")
+        own = proof(key, RANK, nonce, challenge.nonce)
+        link.send_bytes(_encode(Join(nonce, own, rank, node, dict(facts))))
         answer = _decode_answer(link.recv_bytes(MAX_BYTES))
         if isinstance(answer, Refused):
             raise NotMet(f"Node 0 ({_written(address)}) refuses rank {rank}: {answer.reason}")
-        expected = _proof(secret, b"node 0", nonce, challenge.nonce)
-        if not hmac.compare_digest(answer.proof, expected):
+        if not is_proof(answer.proof, key, NODE_0, challenge.nonce, nonce):
             raise NotMet(f"{_written(address)} does not know --dist-secret.")
         _keep_alive(link)
     except (OSError, EOFError, msgspec.MsgspecError) as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from setpoint.core.errors import SetpointError
+from setpoint.core.process_state import is_stopped
 from setpoint.launch.deadline import RANK_LOST, SIGNALS
 from setpoint.launch.heartbeat import STACKS
 from setpoint.launch.one_gpu import with_one_gpu
@@ -90,7 +91,7 @@ class Watched(Protocol):
     """What is done with a process that is watched. Its pid is known."""
 
     def is_stopped(self) -> bool:
-        """Whether it does not run, because of a signal or because it has ended."""
+        """Whether a signal has stopped it."""
         ...
 
     def write_stacks(self) -> None:
@@ -266,17 +267,6 @@ def ranks_of(pid: int) -> list[psutil.Process]:
                 if "setpoint.launch.child.rank" in child.cmdline():
                     found.append(child)
     return found
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process does not run, because of a signal or because it has ended."""
-    import psutil
-
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return True
-    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
