@@ -68,6 +68,12 @@ HELD = "Held for an order to all engines."
 RELEASED = "Not held any more for an order to all engines, after %.1f s."
 CONTINUED = "Generation continued after %.1f s. #running-req: %d, #queue-req: %d"
 
+FOR_FILES = {"audience": "files"}
+"""``extra`` of a line in SGLang's words that people need not read: terminals get it only at
+"debug"."""
+FOR_TERMINALS = {"audience": "terminals"}
+"""``extra`` of a line that says on a terminal what those lines say."""
+
 _ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -77,10 +83,20 @@ def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> 
     """Log to stderr as ``[2026-01-31 12:00:00 TP0] message``; rank is "" or e.g. " TP0"."""
     stamp = "%(asctime)s.%(msecs)03d" if milliseconds else "%(asctime)s"
     handler = logging.StreamHandler(log_stream(sys.stderr))
+    handler.addFilter(_for_terminals if sys.stderr.isatty() else _for_files)
     handler.setFormatter(
         LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _for_terminals(record: logging.LogRecord) -> bool:
+    is_for_files = getattr(record, "audience", "") == "files"
+    return not is_for_files or logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
+def _for_files(record: logging.LogRecord) -> bool:
+    return getattr(record, "audience", "") != "terminals"
 
 
 def set_log_level(level: str, name: str | None = None) -> None:

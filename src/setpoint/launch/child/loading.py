@@ -26,7 +26,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.child.mapping import engine_config
 from setpoint.launch.decision_log import log_decisions
 from setpoint.launch.job import EngineJob
-from setpoint.observe.logline import gib, ready_line
+from setpoint.observe.logline import FOR_FILES, FOR_TERMINALS, gib, ready_line
 from setpoint.planning.memory import MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,24 @@ def load_engine(
             context_len=config.context_len,
             device=device,
             available_bytes=left,
-        )
+        ),
+        extra=FOR_FILES,
+    )
+    logger.info(
+        "Memory: the weights take %s GB, and the KV cache up to %s GB for %s tokens; %s GB are"
+        " left.",
+        gib(runner.report.weight_bytes),
+        gib(runner.pool.num_bytes),
+        f"{plan.pool_tokens:,}",
+        gib(left),
+        extra=FOR_TERMINALS,
+    )
+    logger.info(
+        "Limits: %s tokens per request (--context-length), %s requests at a time"
+        " (--max-running-requests).",
+        f"{config.context_len:,}",
+        f"{pool.max_running_requests:,}",
+        extra=FOR_TERMINALS,
     )
     return runner, pool, left
 
@@ -133,6 +150,7 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         spec.architecture,
         gib(available),
         gib(loaded.weight_bytes),
+        extra=FOR_FILES,
     )
     logger.debug(
         "Model: %s, kernels: %s, linear layers: %s, attention: %s, instruction set: %s",
@@ -170,6 +188,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         plan.pool_tokens,
         cache_sizes(runner.pool.num_bytes, is_latent=runner.spec.latent is not None),
         TAKEN if claims_later(runner.pool.device) else "",
+        extra=FOR_FILES,
     )
     if len(layout.groups) > 1 or layout.groups[0].window is not None:
         logger.info(

@@ -2,7 +2,7 @@
 
 SGLang writes ``server_args=ServerArgs(…)`` with all options, some 2,000 characters. No program is
 known to read that line (they ask ``/server_info``, which has all options), so at "info" it holds
-only those that differ from the declared defaults.
+only those that differ from the declared defaults, and a terminal does not show it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from setpoint.config.options import OPTION_FIELDS, server_args
 from setpoint.config.pool import memory_model
 from setpoint.launch.decision_log import log_decisions
 from setpoint.launch.parent.served import Served
-from setpoint.observe.logline import gib
+from setpoint.observe.logline import FOR_FILES, gib
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ def announce(served: Served, environ: Mapping[str, str]) -> None:
     logger.info(
         "server_args=ServerArgs(%s)",
         ", ".join(f"{name}={value!r}" for name, value in shown.items()),
+        extra=FOR_FILES,
     )
     log_decisions(config.decisions)
     if config.options.parallel.engine_standby:
