@@ -10,6 +10,7 @@ import torch
 from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.cachegroups import layout_summary
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
@@ -80,14 +81,26 @@ def load_engine(
     left = max(min(device_bytes(device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
     _tell_fallbacks(runner, options, observer)
+    _log_limits(
+        runner, config, pool_tokens=plan.pool_tokens, slots=pool.max_running_requests, left=left
+    )
+    return runner, pool, left
+
+
+def _log_limits(
+    runner: ModelRunner, config: ResolvedConfig, *, pool_tokens: int, slots: int, left: int
+) -> None:
+    """Log what fits and what limits it: SGLang's line, and the same in words for a terminal. left:
+    bytes."""
+    options = config.options
     logger.info(
         ready_line(
-            max_total_num_tokens=plan.pool_tokens,
+            max_total_num_tokens=pool_tokens,
             chunked_prefill_size=config.chunked_prefill_size,
             max_prefill_tokens=options.scheduling.max_prefill_tokens,
-            max_running_requests=pool.max_running_requests,
+            max_running_requests=slots,
             context_len=config.context_len,
-            device=device,
+            device=options.execution.device,
             available_bytes=left,
         ),
         extra=FOR_FILES,
@@ -97,7 +110,7 @@ def load_engine(
         " left.",
         gib(runner.report.weight_bytes),
         gib(runner.pool.num_bytes),
-        f"{plan.pool_tokens:,}",
+        f"{pool_tokens:,}",
         gib(left),
         extra=FOR_TERMINALS,
     )
@@ -105,10 +118,9 @@ def load_engine(
         "Limits: %s tokens per request (--context-length), %s requests at a time"
         " (--max-running-requests).",
         f"{config.context_len:,}",
-        f"{pool.max_running_requests:,}",
+        f"{slots:,}",
         extra=FOR_TERMINALS,
     )
-    return runner, pool, left
 
 
 def _tell_fallbacks(runner: ModelRunner, options: Options, observer: Observer) -> None:
