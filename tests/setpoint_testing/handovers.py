@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Handed, Wanted
 from setpoint.core.handshake import key_for, new_bytes
 from setpoint.core.request import Ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.frontend.http.port import bind_socket
 from setpoint.handover.bootstrap_client import register
 from setpoint.handover.bootstrap_server import BootstrapServer, Facts

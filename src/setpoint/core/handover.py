@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.bounds import INT32_MAX, INT64_MAX
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Ids
-from setpoint.core.rooms import Bootstrap
 
 Role = Literal["null", "prefill", "decode"]
 """What a server does of a request: all of it, its prompt and first token, or all that follows."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.bounds import INT32_MAX, INT64_MAX, Count, Int64, TokenId
 from setpoint.core.prefix_digest import grown
-from setpoint.core.rooms import Bootstrap
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000

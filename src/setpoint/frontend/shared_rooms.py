@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.bootstrap import FAKE_HOST, Bootstrap
 from setpoint.core.bounds import INT64_MAX
 from setpoint.core.conversion import as_whole
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.handover import Role
 from setpoint.core.request import Request
-from setpoint.core.rooms import FAKE_HOST, Bootstrap
 from setpoint.frontend.arrival import arrival
 from setpoint.frontend.pairing import KnownServers
 

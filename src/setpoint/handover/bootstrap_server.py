@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from setpoint.core.rooms import Room
+from setpoint.core.bootstrap import Room
 from setpoint.handover.bootstrap_client import KEY_HEADER, NO_RANK
 
 MAX_BODY = 1 << 20

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived
 from setpoint.core.request import Ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.handover.bootstrap_client import prefill_server, transfer_address
 from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError, in_words

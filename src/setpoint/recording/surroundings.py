@@ -8,6 +8,7 @@ from collections import deque
 
 import numpy as np
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import EndOfOutput, Grammar, NotReady
 from setpoint.core.handover import Handed
@@ -16,7 +17,6 @@ from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
 from setpoint.core.result import HiddenStates, StepResult
-from setpoint.core.rooms import Bootstrap
 from setpoint.core.transfers import Transfer
 from setpoint.recording.format import KeptResult
 from setpoint.recording.script import Script

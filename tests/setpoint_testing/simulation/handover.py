@@ -16,10 +16,10 @@ from functools import partial
 
 import numpy as np
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Handed
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.request import Ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.handover.frames import Fetch
 from setpoint.handover.offers import EARLY_S, Offer, Offers
 from setpoint.scheduler.scheduler_config import TierConfig

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Handed, Wanted
 from setpoint.core.logprobs import LogprobBlock
-from setpoint.core.rooms import Bootstrap
 from setpoint.engine.executor.rank_handovers import LOST, RankedGiver, RankedTaker, RankSide
 from setpoint.engine.executor.rank_messages import GiverNews, TakerNews
 from setpoint.engine.executor.tensor_parallel import decode_to_rank, encode

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request, pack_ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import ARRIVAL, Arrival
 from setpoint.frontend.shared_rooms import Sharing, with_rooms

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Wanted
 from setpoint.core.handshake import new_bytes
-from setpoint.core.rooms import Bootstrap
 from setpoint.handover import giver, segments, taker, taking
 from setpoint.handover.channel import SILENCE_S
 from setpoint.handover.frames import (

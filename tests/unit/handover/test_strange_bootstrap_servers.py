@@ -15,11 +15,11 @@ import httpx
 import numpy as np
 import pytest
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived
 from setpoint.core.handshake import new_bytes
 from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.request import pack_ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.handover import bootstrap_client, taker
 from setpoint_testing.handovers import HOST, bootstrap_server, pair
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Handed
 from setpoint.core.records import HandedOver, RequestDone
 from setpoint.core.request import Ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.recording.format import ON
 from setpoint.scheduler.handed_checks import FORBIDDEN
 from setpoint_testing.harness import Harness

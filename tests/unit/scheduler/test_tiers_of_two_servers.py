@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.records import HandedOver, TransferStarted
-from setpoint.core.rooms import Bootstrap
 from setpoint.core.transfers import Direction, Place
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.scheduler.tiers import MAX_SAVES

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Giver, Handed, Taker, Wanted
 from setpoint.core.request import Ids, pack_ids, unpack_ids
-from setpoint.core.rooms import Bootstrap
 from setpoint.engine.executor.rank_messages import (
     CancelFetch,
     FetchRoom,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.handover import Arrived, Given, Handed, Wanted
-from setpoint.core.rooms import Bootstrap
 
 
 class OfferRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):

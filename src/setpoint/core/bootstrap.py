@@ -1,4 +1,4 @@
-"""Rooms: what names a request on the two servers that compute it
+"""Bootstrap rooms (SGLang's word): what names a request on the two servers that compute it
 (docs/decisions/0072-prefill-and-decode-apart.md)."""
 
 from __future__ import annotations
