@@ -22,7 +22,7 @@ from setpoint.launch.parent.engine import launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.served import Served, Several
-from setpoint.observe.waiting import Display
+from setpoint.observe.progress_display import Display
 from setpoint.offline.program_calls import Calls
 from setpoint_testing.server_process import wait_until
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from setpoint.bench.request_record import Record
-from setpoint.observe.waiting import Waiting, on_stderr
+from setpoint.observe.progress_display import Waiting, on_stderr
 
 EVERY_S = 0.25
 LINE_EVERY_S = 10.0

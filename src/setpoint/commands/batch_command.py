@@ -36,7 +36,7 @@ from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.signals import Asked, run_until_asked
 from setpoint.observe.logline import setup_logging
-from setpoint.observe.waiting import stderr_lines
+from setpoint.observe.progress_display import stderr_lines
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0

@@ -25,7 +25,7 @@ from setpoint.core.progress import reported_to
 from setpoint.launch.parent.model_report import Examined, Memory, ModelReport, examine
 from setpoint.launch.parent.preflight import check_device
 from setpoint.observe.logline import setup_logging
-from setpoint.observe.waiting import Waiting, on_stderr
+from setpoint.observe.progress_display import Waiting, on_stderr
 from setpoint.planning.memory import format_bytes
 
 SERVED, NOT_SERVED = 0, 1

@@ -12,7 +12,7 @@ from rich.console import Console
 from setpoint.config.command_options import TopOptions
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError
-from setpoint.observe.waiting import Waiting, on_stderr
+from setpoint.observe.progress_display import Waiting, on_stderr
 from setpoint.top.events import Lost, events
 from setpoint.top.painter import Painter
 from setpoint.top.screen import Server, screen

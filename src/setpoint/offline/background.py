@@ -20,7 +20,7 @@ from setpoint.core.errors import EngineDeadError
 from setpoint.launch.parent.engine import Launched, launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
-from setpoint.observe.waiting import on_stderr
+from setpoint.observe.progress_display import on_stderr
 
 if TYPE_CHECKING:
     from setpoint.frontend.service import Service

@@ -28,7 +28,7 @@ from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.served import Served
 from setpoint.launch.settings import tier_config
-from setpoint.observe.waiting import Waiting
+from setpoint.observe.progress_display import Waiting
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint_testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer

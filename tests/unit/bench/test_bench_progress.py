@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from setpoint.bench import bench_progress as progress
-from setpoint.observe.waiting import Waiting
+from setpoint.observe.progress_display import Waiting
 
 
 def test_what_takes_long_is_said_on_stderr(

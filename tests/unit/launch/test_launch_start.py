@@ -15,7 +15,7 @@ from setpoint.core.progress import report, reported_to
 from setpoint.launch.parent.invitation import address, invitation
 from setpoint.launch.parent.preflight import preflight
 from setpoint.launch.parent.server import _invitation
-from setpoint.observe.waiting import Display, Waiting, on_stderr
+from setpoint.observe.progress_display import Display, Waiting, on_stderr
 
 README = Path(__file__).parents[3] / "README.md"
 

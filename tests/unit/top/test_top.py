@@ -18,7 +18,7 @@ from rich.text import Text
 from setpoint.commands import top_command as command
 from setpoint.config.command_options import TopOptions
 from setpoint.core.errors import RequestError
-from setpoint.observe.waiting import Waiting
+from setpoint.observe.progress_display import Waiting
 from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.painter import CLEAR, Painter

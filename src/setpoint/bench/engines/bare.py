@@ -24,7 +24,7 @@ from setpoint.launch.parent.configuration import settle
 from setpoint.launch.parent.preflight import preflight
 from setpoint.launch.parent.process import engine_environment
 from setpoint.observe.logline import log_fallback, setup_logging
-from setpoint.observe.waiting import Waiting, on_stderr
+from setpoint.observe.progress_display import Waiting, on_stderr
 
 
 def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:

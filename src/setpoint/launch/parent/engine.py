@@ -22,7 +22,7 @@ from setpoint.launch.parent.lockstep import SteppingEngines
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.preflight import preflight
 from setpoint.launch.parent.process import EngineProcess, Spawn, StartupError, spawn_child
-from setpoint.observe.waiting import Display, Waiting
+from setpoint.observe.progress_display import Display, Waiting
 
 if TYPE_CHECKING:
     from setpoint.frontend.text.processor import TextProcessor

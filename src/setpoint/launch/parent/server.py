@@ -39,7 +39,7 @@ from setpoint.launch.parent.served import Several
 from setpoint.launch.parent.several import SeveralSessions, in_order_of_loading
 from setpoint.launch.parent.signals import Asked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
-from setpoint.observe.waiting import in_the_log
+from setpoint.observe.progress_display import in_the_log
 
 if TYPE_CHECKING:
     from setpoint.frontend.http.serve import Server
