@@ -183,9 +183,9 @@ def _runs(name: str) -> Callable[[_Run], _Run]:
 
 @_runs("serve")
 def _serve(line: CommandLine, env: EnvSettings) -> int:
-    from setpoint.config.nodes import check_meeting, with_torchrun
+    from setpoint.config.nodes import check_meeting, with_torchrun_ranks
 
-    options = with_torchrun(line.options, line.given, os.environ)
+    options = with_torchrun_ranks(line.options, line.given, os.environ)
     check_meeting(options)
     if options.parallel.node_rank > 0:
         from setpoint.launch.parent.node import run_node

@@ -1,4 +1,4 @@
-"""Checks that this machine has the memory for a configured model, before anything of it is loaded."""
+"""Checks that this machine has the memory for a model, before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from setpoint.planning.fit import Choices, check_fit
 from setpoint.planning.memory import format_bytes
 
 
-def check_memory(
+def require_memory(
     asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool, in_gguf: bool
 ) -> None:
     """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the

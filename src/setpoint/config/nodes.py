@@ -75,7 +75,7 @@ def meeting_place(parallel: ParallelOptions) -> tuple[str, int]:
     return host, int(port)
 
 
-def with_torchrun(options: Options, given: Set[str], environ: Mapping[str, str]) -> Options:
+def with_torchrun_ranks(options: Options, given: Set[str], environ: Mapping[str, str]) -> Options:
     """The options with --nnodes, --node-rank and --dist-init-addr from torchrun's variables, if
     there is more than one rank and none of the three is given. Each process of torchrun is a node,
     which starts its ranks itself. Raises ConfigError if the variables do not fit."""

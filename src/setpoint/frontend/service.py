@@ -373,10 +373,12 @@ class Service:
         ):
             done = await orders.load(operation)
             # Before anything else may happen: an engine that starts now has these weights.
-            self.loaded(model_path=model_path, weight_version=weight_version, checkpoint=checkpoint)
+            self.set_model_metadata(
+                model_path=model_path, weight_version=weight_version, checkpoint=checkpoint
+            )
         return done
 
-    def loaded(
+    def set_model_metadata(
         self,
         *,
         model_path: str | None = None,

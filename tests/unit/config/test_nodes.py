@@ -10,7 +10,7 @@ from resolving import decide
 
 from setpoint.config.check import check_options
 from setpoint.config.hardware import Hardware
-from setpoint.config.nodes import check_meeting, meeting_place, ranks_of_nodes, with_torchrun
+from setpoint.config.nodes import check_meeting, meeting_place, ranks_of_nodes, with_torchrun_ranks
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
@@ -69,11 +69,11 @@ def test_ranks_are_divided_evenly() -> None:
 
 
 def test_torchruns_variables() -> None:
-    parallel = with_torchrun(Options.of(tp_size=4), set(), TORCHRUN).parallel
+    parallel = with_torchrun_ranks(Options.of(tp_size=4), set(), TORCHRUN).parallel
     assert (parallel.nnodes, parallel.node_rank) == (2, 1)
     assert parallel.dist_init_addr == "10.0.0.1:5000"
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    taken = with_torchrun(Options.of(tp_size=4), set(), agent).parallel
+    taken = with_torchrun_ranks(Options.of(tp_size=4), set(), agent).parallel
     assert taken.dist_init_addr == "10.0.0.1:5001", "torchrun itself listens on MASTER_PORT"
 
 
@@ -88,7 +88,7 @@ def test_torchruns_variables() -> None:
 )
 def test_torchruns_variables_do_not_matter(values: dict, given: tuple, environ: dict) -> None:
     options = Options.of(**values)
-    assert with_torchrun(options, set(given), environ) is options
+    assert with_torchrun_ranks(options, set(given), environ) is options
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_torchruns_variables_do_not_matter(values: dict, given: tuple, environ: 
 )
 def test_torchruns_variables_that_do_not_fit(change: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        with_torchrun(Options.of(tp_size=4), set(), TORCHRUN | change)
+        with_torchrun_ranks(Options.of(tp_size=4), set(), TORCHRUN | change)
 
 
 def test_a_node_has_the_cores_for_its_ranks() -> None:

@@ -26,7 +26,7 @@ from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.model import ModelOptions, model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live import Asked
-from setpoint.config.memory_check import check_memory
+from setpoint.config.memory_check import require_memory
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.launch.parent.served import Served, Several
@@ -61,7 +61,7 @@ def check_memory(asked: Asked, config: ResolvedConfig, description: Description)
     is_counted = asked.model.model_type in GATED or bool(description.tensors)
     name = asked.options.model.model_path or DEFAULT_MODEL
     in_gguf = asked.model.architecture in IN_GGUF
-    check_memory(asked, config, name=name, is_counted=is_counted, in_gguf=in_gguf)
+    require_memory(asked, config, name=name, is_counted=is_counted, in_gguf=in_gguf)
 
 
 def _located(

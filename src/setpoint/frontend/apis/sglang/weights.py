@@ -122,7 +122,7 @@ class WeightRoutes:
         check_key(body.new_version, "new_version")
         if body.abort_all_requests:
             self._engine.abort(abort_all=True)
-        self._service.loaded(weight_version=body.new_version)
+        self._service.set_model_metadata(weight_version=body.new_version)
         message = f"The weight version is now {body.new_version}."
         answer = {"success": True, "message": message, "new_version": body.new_version}
         return json_response({**answer, **told})
