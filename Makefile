@@ -7,6 +7,7 @@
 #                 6 GB of downloads the first time); then the goldens with the newest transformers (.venv-newest), unless
 #                 there is no network; then the quick ones on every other Python from 3.11 to 3.13 that is
 #                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
+#   make quick    of these, the tests that your change can break (BASE=main)
 #   make durations  the test suite, and from it the order in which the next runs start the files
 #   make check    format, lint, types, architecture
 #
@@ -18,7 +19,9 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 30000
 ARGS ?=
+BASE ?=
 TORCH_SOURCE_ARGS ?=
+BASE ?=
 export PYTHON TORCH_SOURCE_ARGS
 # Some environments forbid Python to keep what it compiles. A server, its engine and each of the hundreds of processes that
 # the tests start would then compile the same sources again, which is a third of what a start costs.
@@ -28,7 +31,7 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: help serve test durations full check types lint clean
+.PHONY: help serve test quick durations full check types lint clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -44,12 +47,16 @@ QUICK := -n 3 --dist loadfile --no-loadscope-reorder --timeout-method thread -m 
 test: $(DEV)
 	$(BIN)/pytest $(QUICK)
 
+# The tests that can break by what differs from BASE, the branch main if it is not given.
+quick: $(DEV)
+	$(BIN)/pytest $(QUICK) $$(scripts/tests-of-diff $(BASE))
+
 durations: $(DEV)
 	$(BIN)/pytest $(QUICK) --junitxml $(VENV)/report.xml
 	$(BIN)/python scripts/durations.py $(VENV)/report.xml
 
 full: test
-	$(BIN)/pytest -m "full and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout-method thread -m "full and not gpu"
 	@scripts/test-newest-transformers $(VENV)
 	@scripts/test-other-pythons $(VENV)
 

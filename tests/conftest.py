@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import ssl
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +38,20 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, so that no worker has one left when the others have ended. A file
-    without a known duration may be long."""
+    """Of a test with the mark ``cases(n)`` the quick suite has n cases, spread evenly. The longest files
+    come first, so that no worker has one left when the others have ended. A file without a known
+    duration may be long."""
+    groups = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("cases")) and not item.get_closest_marker("full"):
+            groups[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, wanted), cases in groups.items():
+        kept = {number * len(cases) // wanted for number in range(wanted)}
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker(pytest.mark.full)
     seconds = json.loads(Path(__file__).with_name("durations.json").read_text())
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], math.inf))
 

@@ -37,6 +37,7 @@ from setpoint_testing.byte_tokenizer import EOS_ID
 from setpoint_testing.fake_engine import FakeEngine
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("tokens_per_event", [1, 3, 100])
 def test_a_stream_begins_again_after_any_event(name: str, tokens_per_event: int) -> None:
@@ -65,6 +66,7 @@ def test_a_stream_begins_again_after_any_event(name: str, tokens_per_event: int)
     asyncio.run(main())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_killed_at_any_moment_a_response_goes_on(name: str, tmp_path: Path) -> None:
     """The folder is copied after each event, as a server that is killed then would leave it."""

@@ -53,6 +53,7 @@ def without_times(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "meta_info": meta}
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("rate", [1, repeated_chunks.RATE])
 @pytest.mark.parametrize("tokens_per_event", [1, 7])
 @pytest.mark.parametrize("num_samples", [1, 3])

@@ -123,6 +123,7 @@ def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_e
     serve(scenario, says("a E END b", tokens_per_event=tokens_per_event))
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("tokens_per_event", [1, 3, 50])
 @pytest.mark.parametrize(
     ("params", "text", "num_ids", "matched"),

@@ -42,6 +42,7 @@ ENDINGS: list[tuple[dict[str, Any], str, int | str | None]] = [
 ]
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("tokens_per_event", [1, 2, 100])
 @pytest.mark.parametrize("num_samples", [1, 3])
 @pytest.mark.parametrize(("body", "finish", "matched"), ENDINGS, ids=str)
@@ -88,6 +89,7 @@ def test_the_last_chunk_has_the_finish_reason(
     serve(scenario, says("abcdef", tokens_per_event=tokens_per_event))
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("logprobs", [True, False])
 @pytest.mark.parametrize("tokens_per_event", [1, 3, 100])
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_body_gets_400(tiny: ServerProcess, case: str) -> None:
     route, body = REFUSED[case]

@@ -110,6 +110,7 @@ def looking(server: ServerProcess, waits: list[float]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_a_big_body_disturbs_nobody(tiny: ServerProcess, name: str, size: int) -> None:
     route, make = BODIES[name]
@@ -190,6 +191,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.full
 def test_a_template_that_never_ends_disturbs_nobody(tiny_model: Path, tmp_path: Path) -> None:
     """Red before: the event loop rendered it, and the server was gone for good."""
     (tmp_path / "hostile.jinja").write_text(HOSTILE)

@@ -80,6 +80,7 @@ def test_a_storage_that_does_not_answer_is_off_and_says_so(
         )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("backend", "extra", "words"),
     [

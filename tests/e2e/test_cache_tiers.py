@@ -105,6 +105,7 @@ def tokens(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[l
     return expected(tiny_model, tmp_path_factory.mktemp("plain"))
 
 
+@pytest.mark.full
 def test_the_next_server_finds_what_a_killed_one_has_left(
     tiny_model: Path, tmp_path: Path, tokens: list[list[int]]
 ) -> None:

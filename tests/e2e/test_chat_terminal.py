@@ -217,6 +217,7 @@ def test_ctrl_z_stops_the_chat_and_the_shell_gets_the_terminal() -> None:
             assert screen.modes() == before
 
 
+@pytest.mark.full
 def test_an_answer_that_repeats_itself_is_stopped() -> None:
     with misbehaving() as (url, gone), terminal(talks(url)) as screen:
         screen.expect("> ")

@@ -74,6 +74,7 @@ def text(server: ServerProcess) -> str:
     return str(response.json()["text"])
 
 
+@pytest.mark.full
 def test_memory_and_weights(server: ServerProcess, folder: Path) -> None:
     engine = engine_of(server.process.pid)
     old = text(server)
@@ -138,6 +139,7 @@ def test_an_engine_that_is_killed_during_a_pause(server: ServerProcess) -> None:
     assert statuses == [200] * 20
 
 
+@pytest.mark.full
 def test_no_name_that_a_client_gives_ends_the_server(server: ServerProcess, folder: Path) -> None:
     """Red before: the thousand levels ended the engine with a RecursionError, and 256 characters
     were a 500."""

@@ -134,6 +134,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("length", [1, 40, 700])
 def test_two_servers_give_the_tokens_of_one(

@@ -146,6 +146,7 @@ def test_a_template_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.full
 def test_a_collector_that_never_answers(tiny_model: Path, tmp_path: Path) -> None:
     """Red before: up to half a minute, when a pod has long been killed."""
     with socket.create_server(("127.0.0.1", 0)) as collector:
@@ -159,6 +160,7 @@ def test_a_collector_that_never_answers(tiny_model: Path, tmp_path: Path) -> Non
             assert "is started again" not in server.errors, "the engine has been asked to end"
 
 
+@pytest.mark.full
 def test_a_log_that_nobody_reads(tiny_model: Path, tmp_path: Path) -> None:
     """Its pipe is full from the start. Red before: the first line waited for ever."""
     port = free_port()

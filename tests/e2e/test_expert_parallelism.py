@@ -92,6 +92,7 @@ def one_rank(server: ServerProcess) -> bool:
     return len(ranks_of(server)) == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

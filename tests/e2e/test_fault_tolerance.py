@@ -210,6 +210,7 @@ def test_a_rank_is_taken_out_of_service_under_streams_and_comes_back(
     assert status(server)["engines"][1]["num_restarts"] > 0
 
 
+@pytest.mark.full
 def test_a_rank_may_come_back_while_it_is_still_ending(server: ServerProcess) -> None:
     """It costs none of the restarts, and the status keeps why the engine before it ended."""
     all_healthy(server)
@@ -260,6 +261,7 @@ def test_a_rank_that_was_given_up_is_tried_again(server: ServerProcess) -> None:
     assert LEFT in status(server)["engines"][1]["ft_error"]  # the retry has not helped
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("body", "words"),
     [

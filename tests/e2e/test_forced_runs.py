@@ -50,6 +50,7 @@ def num_steps(server: ServerProcess) -> int:
     return sum(server.state()["totals"]["steps"].values())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 def test_forced_tokens_leave_greedy_outputs_as_they_are(smol: ServerProcess, kind: str) -> None:
     sampling = {"max_new_tokens": 120, "temperature": 0, **CONSTRAINTS[kind]}

@@ -90,6 +90,7 @@ def test_a_file_with_the_same_content_serves_on(server: ServerProcess, path: Pat
     assert ids(server) == before
 
 
+@pytest.mark.full
 def test_another_file_ends_a_restart_at_once(server: ServerProcess, path: Path) -> None:
     replace_by_another(path)
     (engine,) = engines_of(server.process.pid)

@@ -195,6 +195,7 @@ def message_of(path: str, answer: httpx.Response) -> str:
     return str(content["error"]["message"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_hostile_requests_are_refused_by_name_and_hold_up_nobody(

@@ -127,6 +127,7 @@ def generate(server: ServerProcess, ids: list[int], rank: int) -> Any:
     ]
 
 
+@pytest.mark.full
 def test_a_router_knows_what_each_engine_has(server: ServerProcess, routers: list[Router]) -> None:
     for rank, start in ((0, 10), (1, 20), (1, 10)):
         ids = [start] * 22

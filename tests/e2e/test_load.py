@@ -168,6 +168,7 @@ def compare_small_pool(
     print(f"a pool of 4,000 tokens against a large one: {num_retracted} retractions; {tally}")
 
 
+@pytest.mark.full
 def test_a_small_pool_retracts_and_changes_no_token(
     tiny: ServerProcess, tiny_model: Path, tmp_path: Path
 ) -> None:

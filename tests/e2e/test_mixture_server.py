@@ -20,6 +20,7 @@ BROKEN_ID = 77
 NaN themselves are refused at the start."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -150,6 +150,7 @@ def test_a_folder_whose_codes_are_dequantised_at_load_is_said(
         assert ("dequantized" in shown) == (form == "nf4")
 
 
+@pytest.mark.full
 def test_several_of_which_some_cannot_be_served(
     models: Command, gguf_file: Path, tmp_path: Path
 ) -> None:

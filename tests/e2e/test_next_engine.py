@@ -35,6 +35,7 @@ async def outputs(service: Service, requests: list[Request]) -> list[list[int]]:
         return [output.output_ids for output in await job.wait()]
 
 
+@pytest.mark.full
 def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
     options = Options.of(
         model_path=str(tiny_model), dtype="float32", random_seed=7, log_level="warning"
@@ -70,6 +71,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
         assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] != texts
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("before", "says"),
     [

@@ -294,6 +294,7 @@ def test_several_engines_and_the_death_of_one(engine: Engine, tiny_model: Path) 
     second.shutdown()
 
 
+@pytest.mark.full
 def test_encode_gives_one_vector_per_prompt(tiny_model: Path) -> None:
     with Engine(
         str(tiny_model), dtype="float32", is_embedding=True, max_total_tokens="20k"
@@ -336,6 +337,7 @@ print(engine.pid, sorted({"torch", "fastapi"} & set(sys.modules)))
 """
 
 
+@pytest.mark.full
 def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
     # From 3.12 on Python warns of any fork in a process with threads; here the child's own threads
     # are none of the parent's business.

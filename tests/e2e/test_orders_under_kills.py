@@ -68,6 +68,7 @@ def test_an_update_that_meets_a_restart_pauses_no_engine_for_ever(
     all_serve(server)
 
 
+@pytest.mark.full
 def test_an_engine_in_its_birth_gets_the_orders(server: ServerProcess, tiny_model: Path) -> None:
     all_serve(server)
     kill(server, 1)
@@ -100,6 +101,7 @@ def test_a_drain_does_not_wait_for_an_engine_that_is_loading(
         assert time.monotonic() - began < 300
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("busy", [0, 1])
 def test_an_order_that_one_engine_refuses_changes_none(
     server: ServerProcess, tiny_model: Path, busy: int

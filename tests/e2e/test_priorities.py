@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from setpoint_testing.server_process import PATIENCE_S, running_server, wait_until
 
@@ -22,6 +23,7 @@ URGENT = {
 }
 
 
+@pytest.mark.full
 def test_an_urgent_request_overtakes_a_running_one(tiny_model: Path, tmp_path: Path) -> None:
     arguments = (
         "--model-path",

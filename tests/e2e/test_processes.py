@@ -82,6 +82,7 @@ def test_a_crash_of_native_code_leaves_the_stacks_of_the_engine(server: ServerPr
     assert "Fatal Python error: Segmentation fault" in server.errors
 
 
+@pytest.mark.full
 def test_a_crash_of_native_code_leaves_the_stacks_of_the_frontend(server: ServerProcess) -> None:
     server.process.send_signal(signal.SIGSEGV)
     server.wait_end()
@@ -112,6 +113,7 @@ async def read_streams_until_killed(server: ServerProcess) -> None:
         await read_streams(server, 4, server.process.kill)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("words", "number"),
     [

@@ -220,6 +220,7 @@ def test_streams_go_on_when_their_engine_hangs_or_fails(
             all_ready(server, count)
 
 
+@pytest.mark.cases(1)
 def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerProcess) -> None:
     """It lives: nothing is moved, and nothing is started again."""
     undisturbed = streams(server, lambda: None)
@@ -339,6 +340,7 @@ def test_without_restarts_left_the_server_ends_with_its_last_engine(
         assert "--max-engine-restarts is 0 an hour" in server.messages[-1]
 
 
+@pytest.mark.full
 def test_requests_that_wait_for_an_engine_that_never_comes_are_told_so(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def use_again(server: ServerProcess, http: httpx.Client, rid: str) -> list[int]:
     return list(found[-1].json()["output_ids"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("when", ["in mid-stream", "near the end"])
 def test_a_reused_rid_gets_its_own_tokens(tiny: ServerProcess, when: str) -> None:
     own = tiny.generate(**body("new", 12))["output_ids"]

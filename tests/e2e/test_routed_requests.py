@@ -131,6 +131,7 @@ class Session:
         assert self.turn() >= before // BLOCK * BLOCK
 
 
+@pytest.mark.full
 def test_a_session_stays_where_its_prefix_is(server: ServerProcess) -> None:
     session = Session(server)
     for _ in TURNS[1:]:

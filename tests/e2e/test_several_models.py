@@ -407,6 +407,7 @@ def test_an_engine_that_dies_while_its_model_is_away_starts_when_it_is_wanted(
     assert any("Engine 0 of model llama is ready again" in each for each in server.messages)
 
 
+@pytest.mark.full
 def test_a_stopped_engine_of_an_unloaded_model_does_not_block_the_others(
     server: ServerProcess,
 ) -> None:
@@ -431,6 +432,7 @@ def test_a_stopped_engine_of_an_unloaded_model_does_not_block_the_others(
     assert sorted(states(server).values()) == ["loaded", "unloaded"]
 
 
+@pytest.mark.full
 def test_a_stopped_engine_of_a_loaded_model_does_not_keep_its_room(
     server: ServerProcess, expected: dict[tuple[str, str], str]
 ) -> None:

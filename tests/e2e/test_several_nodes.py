@@ -251,6 +251,7 @@ def test_an_address_in_use_ends_the_start(folder: Path, tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.full
 def test_a_node_ends_at_a_signal(folder: Path, tmp_path: Path) -> None:
     node = Node(tmp_path, [*options(folder, 2, 2, free_port()), "--node-rank", "1"])
     wait_until(lambda: "Waiting for node 0" in node.log or node.codes)

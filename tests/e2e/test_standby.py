@@ -129,6 +129,7 @@ def test_both_may_die_at_once(server: ServerProcess) -> None:
     assert not {serving.pid, following.pid} & {engine.pid, standby.pid}
 
 
+@pytest.mark.full
 def test_it_has_the_options_of_now(server: ServerProcess) -> None:
     engine, standby = pair(server)
     changed = httpx.post(

@@ -107,6 +107,7 @@ def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(
     }
 
 
+@pytest.mark.full
 def test_a_model_with_windows_names_its_cache_groups(tiny_model: Path, tmp_path: Path) -> None:
     """... and answers more tokens than its pool would hold if every layer kept every position."""
     folder = shutil.copytree(tiny_model, tmp_path / "windowed")
@@ -397,6 +398,7 @@ def test_a_port_that_another_server_takes_during_the_start(
         )
 
 
+@pytest.mark.full
 def test_options_from_a_file_reach_the_engine(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "options.yaml").write_text(json.dumps({"max-total-tokens": "2Ki", "page-size": 16}))
     with running_server(

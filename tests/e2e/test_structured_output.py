@@ -53,6 +53,7 @@ def engine() -> Iterator[Engine]:
 AMBIGUOUS = 'root ::= s\ns ::= s s | s s s | s s s s | [a-z0-9 .,]+ | [A-Z]* | "" | "q0"'
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is an extra")
 def test_ambiguous_grammars_end_alone_under_xgrammar() -> None:
     """Red before: each mask took seconds, in which no other request got a token."""

@@ -240,6 +240,7 @@ def test_attention_matches_reference(case: Case, levels: list[str]):
             )
 
 
+@pytest.mark.cases(24)
 @all_levels
 @pytest.mark.parametrize("name", list(VARIANTS)[1:])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[8:]], ids=str)
@@ -267,6 +268,7 @@ def test_blocks_before_a_window_are_not_read(level: str):
     assert torch.equal(problem.run(level), expected)
 
 
+@pytest.mark.cases(24)
 @each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def config_of(folder: Path, **fields: Any) -> EngineConfig:
     return EngineConfig(str(folder), read_spec(folder), **(given | fields))
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("size", LOADS)
 @pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
@@ -77,6 +78,7 @@ def test_engines_have_the_bits_of_one(
     assert_same([config_of(folder, quantization=quantization)] * size)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("size", LOADS)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_whole_experts_on_engines(tmp_path: Path, name: str, size: int) -> None:

@@ -147,6 +147,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(tmp_path: Path, name: str) -> None:
     config = config_of(write_tiny(tmp_path, FAMILIES[name]))

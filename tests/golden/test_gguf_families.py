@@ -78,6 +78,7 @@ def test_texts_are_as_likely_as_transformers_says(tmp_path: Path, kinds: str) ->
         assert sum_of_logprobs(runner, ids) == pytest.approx(theirs, abs=0.01)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     path, checkpoint = write_model(tmp_path, architecture, KINDS["Q4_1 and Q8_0"])

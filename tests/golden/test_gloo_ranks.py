@@ -87,6 +87,7 @@ def test_the_bits_of_one_rank(
     assert same(one[1], several[1])
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_partial_sums_in_float64(golden, tmp_path: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

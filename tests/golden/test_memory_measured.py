@@ -214,6 +214,7 @@ def test_what_is_planned_is_what_is_used(
     assert found["all"][0] == pytest.approx(found["all"][1], rel=0.05)
 
 
+@pytest.mark.full
 def test_loading_many_experts_leaves_nothing_but_their_weights(tmp_path: Path) -> None:
     """What was read for one matrix is reused, or given back, before the next: with glibc's own
     settings half as much again stayed."""
@@ -226,6 +227,7 @@ def test_loading_many_experts_leaves_nothing_but_their_weights(tmp_path: Path) -
     assert found["grown"] < 1.25 * found["weights"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_step_takes_what_was_recorded(tmp_path: Path, dtype: str) -> None:
     folder = write_tiny_llama(tmp_path / "model", **MODEL)

@@ -97,6 +97,7 @@ def kept(folder: Path, model: str, embedding: str | None, *, tie: bool) -> Path:
     return converted_under(folder / "cache", path)
 
 
+@pytest.mark.cases(6)
 @sampled("tie", [False, True], [True])
 @sampled("embedding", [None, *IN_GGUF], [None])
 @pytest.mark.parametrize("model", CONFIGS)

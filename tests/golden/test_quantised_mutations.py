@@ -127,6 +127,7 @@ def try_them(folder: Path, model: Path, form: str, count: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("form", FORMATS)
 def test_damaged_folders_are_read_or_refused(tmp_path: Path, model: Path, form: str) -> None:
     found = try_them(tmp_path, model, form, 40)

@@ -82,6 +82,7 @@ def assert_same(config: EngineConfig, sizes: tuple[int, ...], chunk: int = 1 << 
     assert len(set(alone[1])) > 10
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     folder = write_tiny(tmp_path, MODELS[name])
@@ -103,6 +104,7 @@ def test_every_precision(tmp_path: Path, fields: dict[str, Any], chunk: int) -> 
     assert_same(config_of(write_tiny(tmp_path, NINE), **fields), (2, 3), chunk)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K])
 @pytest.mark.parametrize(
     ("tie", "quantization"), [(True, None), (False, None), (True, "blocks_int8")]

@@ -186,6 +186,7 @@ def ids_of(answers: list[Greedy]) -> list[list[int]]:
     return [answer.ids for answer in answers]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("page_size", "chunk"), CUTS)
 def test_chunks_pages_and_a_warm_cache(tiny: Model, page_size: int, chunk: int | None) -> None:
     """Twice: the second time every prompt is in the cache."""
@@ -195,6 +196,7 @@ def test_chunks_pages_and_a_warm_cache(tiny: Model, page_size: int, chunk: int |
     assert harness.recorder.steps[-1].pool.evictable > 0
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("page_size", PAGES)
 def test_variants(tiny: Model, page_size: int, variant: str) -> None:

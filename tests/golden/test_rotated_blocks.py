@@ -115,6 +115,7 @@ def expected_of(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
     return torch.from_numpy(sums).to(BF16)
 
 
+@pytest.mark.cases(20)
 @each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("columns", "num_blocks"), [(1, 2), (33, 3), (96, 18), (70, 19)])

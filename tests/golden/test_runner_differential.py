@@ -114,6 +114,7 @@ def test_rows_read_pages_that_another_row_of_the_same_step_fills(
     assert driver.outputs[2] == alone
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -65,6 +65,7 @@ def generate(runner: ModelRunner) -> dict[int, list[int]]:
     return Driver(InprocExecutor(runner), 4, 32, runner.num_groups).generate(PROMPTS, 16, chunk=11)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("model_impl", "dtype"), [("setpoint", "float64"), ("transformers", "bfloat16")]
 )

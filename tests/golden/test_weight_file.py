@@ -95,6 +95,7 @@ def test_a_disk_without_room_is_refused_with_the_reason(
         make(write_tiny_llama(tmp_path / "model"), str(tmp_path), "float32")
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_family_has_the_same_logits_from_a_file(tmp_path: Path, architecture: str) -> None:
     """With blocks in panels and with matrices in bfloat16; biases and experts among them."""

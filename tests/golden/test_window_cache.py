@@ -113,6 +113,7 @@ def wanted(model: Model) -> list[list[int]]:
     return [answers(harness, [prompt])[0] for prompt in PROMPTS]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("page_size", "variant"),
     [
@@ -137,6 +138,7 @@ def test_greedy_answers_are_the_same_bits(
     assert answers(harness, turns=turns) == wanted, "out of the cache"
 
 
+@pytest.mark.cases(1)
 def test_small_pools_make_requests_wait(model: Model, wanted: list[list[int]]) -> None:
     """... and evict, but windows cost nobody that runs its place: they are counted whole when it
     is admitted."""
@@ -172,6 +174,7 @@ def test_the_pool_in_use_stays_bounded_while_a_sequence_grows(model: Model) -> N
         assert max(used[-100:]) - min(used[-100:]) <= window_groups * (32 + 4)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_kernels_read_no_page_behind_a_window(model: Model, dtype: str) -> None:
     """Replayed and eager steps, from the cache and not: NaN in every free page changes nothing."""

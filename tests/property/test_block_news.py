@@ -135,6 +135,7 @@ def trace(seed: int, page_size: int, row: PageRow | None, seen: Counter[str]) ->
     seen["hits"] += sum(each.num_cached > 0 for each in harness.outcomes.values())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("row", [None, *ROWS])
 def test_events_of_a_scheduler_that_retracts(page_size: int, row: PageRow | None) -> None:

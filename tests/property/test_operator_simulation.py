@@ -42,6 +42,7 @@ def check(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(2))
 def test_every_engine_is_as_the_last_order_says(block: int) -> None:
     seen = check(range(block * BLOCK, (block + 1) * BLOCK))
@@ -90,6 +91,7 @@ async def as_it_is(self: Orders, *, flushes: bool) -> AsyncIterator[None]:
 GO_ON, ATTACHED = Submission.go_on, Orders.attached
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [

@@ -317,6 +317,7 @@ def busy_run(seed: int, **config: Any) -> Harness:
     return harness
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("content", [OFF, ON])
 def test_a_busy_run_replays(depth: int, content: str, tmp_path: Path) -> None:

@@ -316,6 +316,7 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     assert brought >= set(range(most + 1) if most > 1 else [1])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("row", ROWS)
 def test_random_traces_of_models_with_windows(row: PageRow) -> None:
     """What a row of the scripted executor reads behind its window is compared token by token."""

@@ -64,6 +64,7 @@ def test_what_was_found_once(seed: int) -> None:
     check(range(seed, seed + 1))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fault", ["kill before", "kill after", "crash before", "crash after"])
 def test_death_at_every_step(ranks: int, fault: StepFault) -> None:

@@ -262,6 +262,7 @@ def run(seed: int, num_steps: int) -> Counter[str]:
     return world.counts
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("block", range(4))
 def test_random_lives(block: int) -> None:
     counts: Counter[str] = Counter()

@@ -113,6 +113,7 @@ RANGES = "(?i)" + r"[\x00-\uffff]" * 20_000
 """Python compiles each range character by character."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", [BACKWARD, RANGES], ids=["backward", "ranges"])
 @pytest.mark.parametrize(

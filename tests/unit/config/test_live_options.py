@@ -380,6 +380,7 @@ def extremes(option: Field[Option]) -> list[Any]:
     return [option.kind(value) for value in (low - 1, low, high, high + 1)]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("option", LIVE, ids=lambda option: str(option.name))
 def test_no_value_of_a_live_option_stops_the_service(option: Field[Option]) -> None:
     """Every end of every option's range is refused, or requests are still served: one that finds

@@ -171,6 +171,7 @@ def test_a_chat_template_is_read_before_anything_is_started(tmp_path: Path) -> N
     preflight(Options.of(chat_template=str(tmp_path / "t.jinja")))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("template", "words"),
     [

@@ -171,6 +171,7 @@ def run_everything(remote: Remote, driver: Driver) -> None:
         remote.step(plan.build(), masks)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("golden", ONE_OF_A_KIND.values(), ids=lambda golden: golden.name)
 def test_a_step_waits_for_nothing(elsewhere: torch.device, tmp_path: Path, golden: Any) -> None:
     remote, driver = remote_of(golden.config, tmp_path, elsewhere)
