@@ -49,7 +49,7 @@ test: $(DEV)
 
 # The tests that can break by what differs from BASE, the branch main if it is not given.
 quick: $(DEV)
-	$(BIN)/pytest $(QUICK) $$(scripts/tests-of-diff $(BASE))
+	$(BIN)/pytest $(QUICK) $$($(BIN)/python scripts/tests_of_diff.py $(BASE))
 
 durations: $(DEV)
 	$(BIN)/pytest $(QUICK) --junitxml $(VENV)/report.xml

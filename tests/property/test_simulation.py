@@ -100,6 +100,8 @@ def test_a_step_of_the_wall_clock_changes_nothing() -> None:
     """The rooms that supervise and schedule do not read it."""
     root = Path(setpoint.__file__).parent
     files = [*(root / "ipc").glob("*.py"), *(root / "scheduler").rglob("*.py")]
-    files += [root / "launch" / f"{name}.py" for name in ("engine_session", "process", "watchdog")]
+    files += [
+        root / "launch/parent" / f"{name}.py" for name in ("engine_session", "process", "watchdog")
+    ]
     for path in files:
         assert not re.search(r"time\.time\b|datetime", path.read_text()), path

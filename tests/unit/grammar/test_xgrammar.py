@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from grammar_cases import allowed, grammar, refusal, request, verdict
 
+from setpoint.config import extras
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.grammar import masks
@@ -150,6 +151,6 @@ def test_masks_spend_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"xgrammar needs .*pip install -e '\.\[xgrammar\]'"):
         preflight.preflight(Options.of(grammar_backend="xgrammar"))

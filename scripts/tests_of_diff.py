@@ -1,9 +1,10 @@
-#!/usr/bin/env python3
-"""Prints the test files that a change can break, for `make quick`: those whose imports, or the imports of these, have changed.
+"""Prints an --ignore for each test file that a change cannot break, for ``make quick``. What is
+left are those that have changed, whose imports have, or the imports of these.
 
-Usage: scripts/tests-of-diff [BASE]. The change is what differs from BASE (main; on main, the last commit), uncommitted and
-new files included. tests/arch reads every file and is always among them. Tests of whole servers (tests/e2e) import
-nothing of what they start, so only those that have changed themselves are.
+Usage: scripts/tests_of_diff.py [BASE]. The change is what differs from BASE, uncommitted and new
+files included; without BASE from the branch main, or on main from its last commit. tests/arch reads
+every file and always stays. Tests of whole servers (tests/e2e) do not import what they start, so
+they stay only if they, or what they share, have changed.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def reached(path: Path) -> set[Path]:
 
 
 def stands_for(path: Path) -> set[Path]:
-    """The Python files that stand for a changed one: for C++, pages and styles those of their package, for a removed file those
-    of its folder, for a page of docs/ the tests that name its folder."""
+    """The Python files that stand for a changed one: for C++, pages and styles those of their
+    package, for a removed file those of its folder, for a page the tests that name docs/."""
     if path.suffix == ".py" and path.is_file():
         return {path}
     if path.is_relative_to(ROOT / "src"):
@@ -87,10 +88,9 @@ def main() -> None:
     files = {found for path in changed(base) for found in stands_for(path)}
     if any(path.name == "conftest.py" for path in files):
         files |= set(tests())
-    print("tests/arch")
     for test in tests():
-        if "arch" not in test.parts and files & reached(test):
-            print(test.relative_to(ROOT))
+        if "arch" not in test.parts and not files & reached(test):
+            print(f"--ignore={test.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
