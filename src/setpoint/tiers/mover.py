@@ -68,8 +68,9 @@ class Tier:
         self._num_errors = 0
         self._last_error = ""
 
-    def try_(self, act: Callable[[Store], Result]) -> Result | None:
-        """What ``act`` returns; None if the store raises, or is off."""
+    def try_(self, act: Callable[[Store], Result], *, proves: bool = True) -> Result | None:
+        """What ``act`` returns; None if the store raises, or is off. proves: whether a success says
+        that the store answers again. The size of a store of another process is counted here."""
         if self.off:
             return None
         try:
@@ -82,7 +83,8 @@ class Tier:
             if self._num_errors >= MAX_ERRORS:
                 self.switch_off(f"{self._num_errors} errors in a row, the last one: {error}")
             return None
-        self._num_errors = 0
+        if proves:
+            self._num_errors = 0
         return found
 
     def clear(self) -> None:

@@ -23,7 +23,7 @@ from setpoint.engine.runner.page_rows import PageRows
 from setpoint.tiers.block_keys import block_keys
 from setpoint.tiers.file_store import FileLimits, FileStore
 from setpoint.tiers.memory_store import MemoryStore
-from setpoint.tiers.mover import StoreMover, Tier
+from setpoint.tiers.mover import MAX_ERRORS, StoreMover, Tier
 from setpoint.tiers.store import StoreError
 
 LAYOUT = CacheLayout(
@@ -163,6 +163,15 @@ def test_a_store_that_fails_again_and_again_is_off() -> None:
         assert each.moved().num_tokens == 0
     assert "3 errors in a row" in tier.off
     assert each.num_found() == 0
+
+
+def test_asking_for_its_size_keeps_no_dead_store_in_use() -> None:
+    """The size of a store of another process is counted here, whether that process answers or not."""
+    tier = Tier("storage", Failing(1 << 20))
+    for _ in range(MAX_ERRORS):
+        assert tier.try_(lambda store: store.get(b"key")) is None
+        assert tier.try_(lambda store: store.size(), proves=False) is not None or tier.off
+    assert f"{MAX_ERRORS} errors in a row" in tier.off
 
 
 def test_a_storage_that_is_detached_during_a_load_ends_the_load(

@@ -151,7 +151,7 @@ class CacheTiers:
         totals = TierTotals() if tiers is None else tiers.totals
         counts, num_blocks, num_bytes = self.mover.counts, 0, 0
         for tier in self.mover.tiers:
-            size = tier.try_(lambda store: store.size())
+            size = tier.try_(lambda store: store.size(), proves=False)
             if isinstance(size, tuple):
                 num_blocks, num_bytes = num_blocks + size[0], num_bytes + size[1]
         off = [f"{tier.name}: {tier.off}" for tier in self.mover.tiers if tier.off]
