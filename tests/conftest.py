@@ -40,7 +40,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with the mark ``cases(n)`` the quick suite has n cases, spread evenly. The longest files
+    """The quick suite has n cases of a test with the mark ``cases(n)``, spread evenly. The longest files
     come first, so that no worker has one left when the others have ended. A file without a known
     duration may be long."""
     groups = defaultdict(list)
