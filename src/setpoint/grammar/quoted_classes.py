@@ -10,11 +10,17 @@ from __future__ import annotations
 import re
 
 from setpoint.core.errors import RequestError
-from setpoint.schemas.ignored_case import ESCAPE, OPENING, POSIX, code_point
 
+_ESCAPE = re.compile(
+    r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})"
+    r"|[xuU]\{(?P<braced>[0-9a-fA-F]{1,6})\}|[pP](?:\{[^}]*\}|.)|.)",
+    re.DOTALL,
+)
+_OPENING = re.compile(r"\[\^?\]?")
+_POSIX = re.compile(r"\[:\^?\w+:\]")
 _NAME = re.compile(r"\(\?P?<[^>]*>")
 _FLAG_X = re.compile(r"\(\?[a-zA-Z]*x")
-_ITEM = re.compile(rf"{ESCAPE.pattern}|.", re.DOTALL)
+_ITEM = re.compile(rf"{_ESCAPE.pattern}|.", re.DOTALL)
 _ALL_BUT_SOME = (r"\D", r"\W", r"\S")
 _SETS = re.compile(r"\[|\\[pP]|&&|--|~~")
 """What makes a class a set of others, whose characters are not looked at here."""
@@ -33,7 +39,7 @@ def quoted_rightly(pattern: str) -> str:
         part = pattern[at:end]
         if part[0] == "[" or part[:2] in (r"\p", r"\P"):
             out.append(part if _has_both(part) else rf"[{part}&&[^\x00]]")
-        elif part == "\0" or (part[0] == "\\" and code_point(part) == 0):
+        elif part == "\0" or (part[0] == "\\" and _code_point(part) == 0):
             raise RequestError("the character U+0000 in an expression can only be in a class ([…])")
         else:
             out.append(part)
@@ -44,12 +50,12 @@ def quoted_rightly(pattern: str) -> str:
 def _end_of_class(pattern: str, at: int) -> int:
     depth = 0
     while at < len(pattern):
-        if pattern[at] == "[" and not (depth and POSIX.match(pattern, at)):
+        if pattern[at] == "[" and not (depth and _POSIX.match(pattern, at)):
             depth += 1
-            found = OPENING.match(pattern, at)
+            found = _OPENING.match(pattern, at)
         else:
             depth -= pattern[at] == "]"
-            found = POSIX.match(pattern, at) or _ITEM.match(pattern, at)
+            found = _POSIX.match(pattern, at) or _ITEM.match(pattern, at)
         assert found is not None
         at = found.end()
         if depth == 0:
@@ -77,4 +83,14 @@ def _has_both(part: str) -> bool:
 
 def _code(item: str) -> int:
     """-1 stands for a class or a control character, which no range with a quote ends with."""
-    return code_point(item) if item[0] == "\\" and len(item) > 1 else ord(item)
+    return _code_point(item) if item[0] == "\\" and len(item) > 1 else ord(item)
+
+
+def _code_point(escape: str) -> int:
+    """The character that an escape names; -1 for a class, and for other escapes with a letter."""
+    found = _ESCAPE.fullmatch(escape)
+    assert found is not None
+    digits = found["x"] or found["u"] or found["U"] or found["braced"]
+    if digits:
+        return int(digits, 16)
+    return -1 if escape[1].isalnum() else ord(escape[1])

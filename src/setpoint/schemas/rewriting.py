@@ -79,7 +79,8 @@ def rewritten(schema: dict[str, Any]) -> Rewritten:
     if len(json.dumps(found)) > MAX_CHARS["json_schema"]:
         rewriter = _Rewriter(schema, is_too_large=True)
         found = rewriter.document(schema)
-    return Rewritten(found, rewriter.report)
+    # A request may have only an object as its schema.
+    return Rewritten({} if found is True else found, rewriter.report)
 
 
 def needs_rewriting(schema: Any) -> bool:

@@ -28,6 +28,8 @@ REFUSED = {
 }
 """The schemas that are wrong, that nothing satisfies, or whose numbers llguidance does not have."""
 WARNED = {
+    *("uniqueItems", "contains", "minContains", "unevaluatedItems", "unevaluatedProperties"),
+    *("unevaluated over allOf", "dynamicRef"),
     "oneOf overlapping",
     "remote reference",
     "pattern with lookahead",
@@ -113,6 +115,13 @@ def test_an_object_has_the_listed_properties_unless_the_schema_speaks_of_others(
     # The same inside others.
     inner = llguidance_schema({"type": "array", "items": schema})["items"]
     assert (inner.get("additionalProperties") is False) == closed
+
+
+def test_a_combination_opens_no_other_object() -> None:
+    combined = {**LISTED, "allOf": [{"properties": {"b": {}}}]}
+    properties = llguidance_schema({"properties": {"x": combined, "y": LISTED}})["properties"]
+    assert "additionalProperties" not in properties["x"]
+    assert properties["y"]["additionalProperties"] is False
 
 
 @pytest.mark.full

@@ -59,6 +59,8 @@ TEXT = {"type": "string"}
         ("json_schema", {"$ref": "#"}, "json grammar: it allows no token"),
         ("regex", "(", "cannot be used: Regex parsing error at position 2"),
         ("regex", r"(a)\1", "Backreference is not supported"),
+        ("regex", "(?i)a", "Group modifier flag is not supported"),
+        ("json_schema", {**TEXT, "pattern": "^(?i:a)$"}, "Group modifier flag is not supported"),
         ("regex", r"\Aab\z", r"does not support '\A' in regular expressions"),
         ("regex", r"a\\\z", r"does not support '\z' in regular expressions"),
         ("ebnf", "not a grammar", "ebnf grammar: EBNF"),
