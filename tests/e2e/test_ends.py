@@ -113,7 +113,7 @@ def test_a_template_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tmp_path, tiny_model) as server:
         assert server.engine is not None
         whole, engine = psutil.Process(server.process.pid), server.engine.pid
-        over = threading.Event()
+        is_stopped, over = threading.Event(), threading.Event()
 
         def stop() -> None:
             while not over.wait(0.001):
@@ -121,6 +121,7 @@ def test_a_template_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
                     for each in whole.children():
                         if each.pid != engine:
                             each.suspend()
+                            is_stopped.set()
 
         body = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
         answers: list[httpx.Response] = []
@@ -130,7 +131,9 @@ def test_a_template_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
             answers.append(httpx.post(url, json=body, timeout=2 * PATIENCE_S))
 
         threads = [threading.Thread(target=each, daemon=True) for each in (stop, ask, ask, ask)]
-        for each in threads:
+        threads[0].start()
+        assert is_stopped.wait(PATIENCE_S)
+        for each in threads[1:]:
             each.start()
         is_open = psutil.CONN_ESTABLISHED
         wait_until(lambda: [each.status for each in whole.net_connections()].count(is_open) >= 3)
