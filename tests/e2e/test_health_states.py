@@ -58,7 +58,6 @@ def post(server: ServerProcess, path: str, **body: Any) -> httpx.Response:
     return httpx.post(server.url + path, json=body, timeout=2 * PATIENCE_S)
 
 
-@pytest.mark.cases(1)
 def test_an_idle_server(server: ServerProcess) -> None:
     is_whole(server)
 
@@ -78,7 +77,6 @@ def test_a_saturated_server(server: ServerProcess) -> None:
         assert {each.result().status_code for each in running} == {200}
 
 
-@pytest.mark.cases(1)
 def test_a_busy_frontend(server: ServerProcess) -> None:
     """Many clients send texts that take long to tokenize."""
     is_whole(server)
@@ -101,7 +99,6 @@ def say(server: ServerProcess, state: str, *, count: int) -> bool:
     return any(answers(server) == {(status, f"engine {rank}: {state}\n")} for rank in range(count))
 
 
-@pytest.mark.cases(1)
 def test_an_engine_that_is_killed_and_started_again(server: ServerProcess) -> None:
     is_whole(server)
     before = {each.pid for each in engines_of(server.process.pid)}

@@ -25,7 +25,7 @@ NaN themselves are refused at the start."""
     "name",
     [
         "qwen3_moe: three of eight experts",
-        pytest.param("gpt_oss: yarn as it is released, two of six experts", marks=pytest.mark.full),
+        "gpt_oss: yarn as it is released, two of six experts",
     ],
 )
 def test_a_router_without_an_answer_fails_one_request(tmp_path: Path, name: str) -> None:

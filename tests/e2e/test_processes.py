@@ -113,7 +113,6 @@ async def read_streams_until_killed(server: ServerProcess) -> None:
         await read_streams(server, 4, server.process.kill)
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("words", "number"),
     [
@@ -173,9 +172,8 @@ def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) 
         assert "Traceback" not in server.errors, server.errors
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.full)]
-)
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_compiler_outlives_a_server_that_ends_while_it_builds(
     number: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -43,9 +43,10 @@ def outcome(folder: Path, to: Path, *arguments: str, update: bool = False) -> di
         return {"ids": ids, "weights": info["weights"], "quantization": info["quantization"]}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("form", "name"),
-    [("awq", "awq_marlin"), pytest.param("nf4 nested", "bitsandbytes", marks=pytest.mark.full)],
+    [("awq", "awq_marlin"), ("nf4 nested", "bitsandbytes")],
 )
 def test_a_folder_is_served_as_its_dequantised_model(tmp_path: Path, form: str, name: str) -> None:
     model = write_tiny(tmp_path / "model", CONFIG)

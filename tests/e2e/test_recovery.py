@@ -220,7 +220,6 @@ def test_streams_go_on_when_their_engine_hangs_or_fails(
             all_ready(server, count)
 
 
-@pytest.mark.cases(1)
 def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerProcess) -> None:
     """It lives: nothing is moved, and nothing is started again."""
     undisturbed = streams(server, lambda: None)

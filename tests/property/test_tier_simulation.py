@@ -52,9 +52,8 @@ def check(seeds: range) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=pytest.mark.full) for block in (1, 2))]
-)
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("block", range(3))
 def test_every_client_gets_what_it_gets_without_tiers(block: int) -> None:
     seen = check(range(block * BLOCK, (block + 1) * BLOCK))
     lacking = [what for what in HAPPENS if not seen[what]]

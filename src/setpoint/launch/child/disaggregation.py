@@ -95,9 +95,9 @@ def sides_of(
     at_end.callback(mover.stop)
     checksums = own.disaggregation_enable_kv_checksum
     api_key = next(iter(api_keys(options.server)), None)
+    shared = None if api_key is None else key_for("transfers", api_key)
     if mode == "decode":
         wants = Wants(store, identity, checksums)
-        shared = None if api_key is None else key_for("transfers", api_key)
         taker = RoomTaker(
             mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
         )
@@ -106,8 +106,7 @@ def sides_of(
     listener = listening(host)
     at_end.callback(listener.close)
     key = bytes.fromhex(job.handover_key)
-    shared = key if api_key is None else key_for("transfers", api_key)
-    terms = Terms(store, identity, shared, checksums)
+    terms = Terms(store, identity, shared or key, checksums)
     giver = RoomGiver(mover, listener, terms, post)
     number = listener.getsockname()[1]
     own_server = LOOPBACKS[0] if host in WILDCARDS else host
