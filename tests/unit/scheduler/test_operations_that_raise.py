@@ -3,6 +3,7 @@ the engine goes on, and every request gets its tokens."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,7 +88,8 @@ def test_every_message_is_known_here() -> None:
 @contextmanager
 def raising_at(number: int, error: Exception, inside: str) -> Iterator[list[int]]:
     """Raise ``error`` in the ``number``-th call of a Python function under the function called
-    ``inside``. Yields a list whose length is the number of such calls so far."""
+    ``inside``. Yields a list whose length is the number of such calls so far. The garbage
+    collector waits: its callbacks are Python functions too, and run under whichever allocates."""
     calls: list[int] = []
     depth = 0
 
@@ -100,11 +102,13 @@ def raising_at(number: int, error: Exception, inside: str) -> Iterator[list[int]
             if len(calls) == number:
                 raise error
 
+    gc.disable()
     sys.setprofile(look)
     try:
         yield calls
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 def prepared(name: str) -> Harness:
