@@ -19,7 +19,6 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 30000
 ARGS ?=
-BASE ?=
 TORCH_SOURCE_ARGS ?=
 BASE ?=
 export PYTHON TORCH_SOURCE_ARGS
