@@ -34,7 +34,7 @@ from setpoint.core.errors import ConfigError, EngineDeadError
 from setpoint.launch.parent.engine import Launched, launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
-from setpoint.launch.parent.signals import Asked, run_until_asked
+from setpoint.launch.parent.signals import EndAsked, run_until_asked
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.progress_display import stderr_lines
 
@@ -148,7 +148,7 @@ class _Batch:
             return INTERRUPTED
         return FAILED if self.tally.num_failed else DONE
 
-    async def _work(self, engine: Launched, phases: Phases, bar: Display, asked: Asked) -> None:
+    async def _work(self, engine: Launched, phases: Phases, bar: Display, asked: EndAsked) -> None:
         async with EngineSession(engine, phases) as session:
             session.exit_s = ENGINE_EXIT_S
             stopped = asyncio.create_task(asked.end.wait())

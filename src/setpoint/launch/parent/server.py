@@ -37,7 +37,7 @@ from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.publishing import publishing
 from setpoint.launch.parent.served import Several
 from setpoint.launch.parent.several import SeveralSessions, in_order_of_loading
-from setpoint.launch.parent.signals import Asked, run_until_asked
+from setpoint.launch.parent.signals import EndAsked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.progress_display import in_the_log
 
@@ -161,7 +161,7 @@ class _Serving:
             return self._engine.served.config.options.server.drain_timeout
         return self._service.live.frontend.drain_timeout_s
 
-    async def run(self, asked: Asked) -> int:
+    async def run(self, asked: EndAsked) -> int:
         """Serve until asked to end; returns the exit code. Raises EngineDeadError."""
         # Called here, where a user can interrupt steps that take long.
         from setpoint.frontend.apis.dialects import DIALECTS
@@ -223,7 +223,7 @@ class _Serving:
         session: EngineSession | SeveralSessions,
         service: Service,
         server: Server,
-        asked: Asked,
+        asked: EndAsked,
     ) -> float:
         """End requests and connections; returns how long the engine may take to end after that."""
         until = time.monotonic()
@@ -261,7 +261,7 @@ async def _work(service: Service) -> None:
             group.create_task(BatchWorker(service, service.storage).run())
 
 
-async def _drain(service: Service, drain_s: float, asked: Asked) -> None:
+async def _drain(service: Service, drain_s: float, asked: EndAsked) -> None:
     """Let the running requests end; abort those that still run after ``drain_s`` or at a second
     signal. The port stays open."""
 
@@ -313,7 +313,7 @@ async def _finish(service: Service, seconds: float) -> None:
         logger.warning("The last spans could not be sent in time and are lost.")
 
 
-async def _cut_at_second_signal(asked: Asked, server: Server) -> None:
+async def _cut_at_second_signal(asked: EndAsked, server: Server) -> None:
     """Close all connections at a second signal that comes while they are closing."""
     if not asked.at_once.is_set():
         await asked.at_once.wait()

@@ -26,7 +26,7 @@ CLOSE_S = 1.0
 """How long the event loop may take to close: it waits for the threads of its executor."""
 
 
-class Asked:
+class EndAsked:
     """The requests to end that signals have made so far."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Asked:
 
 
 def run_until_asked(
-    main: Callable[[Asked], Coroutine[Any, Any, T]],
+    main: Callable[[EndAsked], Coroutine[Any, Any, T]],
     *,
     limit_s: Callable[[], float],
     at_once_s: float = END_S,
@@ -68,7 +68,7 @@ def run_until_asked(
 class _Run(Generic[T]):
     def __init__(
         self,
-        main: Callable[[Asked], Coroutine[Any, Any, T]],
+        main: Callable[[EndAsked], Coroutine[Any, Any, T]],
         limit_s: Callable[[], float],
         at_once_s: float,
     ) -> None:
@@ -113,7 +113,7 @@ class _Run(Generic[T]):
                 self._result.set_exception(error)
 
     async def _serve(self) -> None:
-        self._asked = Asked()
+        self._asked = EndAsked()
         self._loop = asyncio.get_running_loop()
         self._asked.count(self._num_signals)
         self._result.set_result(await self._main(self._asked))

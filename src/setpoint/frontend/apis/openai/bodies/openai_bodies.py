@@ -16,7 +16,7 @@ from setpoint.core.request import LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.bodies.response_format import constraint_of
 from setpoint.frontend.apis.openai.bodies.vllm_constraints import (
-    Asked,
+    Constrained,
     StructuredOutputs,
     asked_for,
     without_repeated,
@@ -158,15 +158,15 @@ class SamplingBody(AnyBody, kw_only=True):
         with naming_as_sent(self.sent_as | {each.kind: each.key for each in constraints}):
             return SamplingParams.parse(raw)
 
-    def _constraints(self, asked: Mapping[str, Any], asked_by: str) -> list[Asked]:
+    def _constraints(self, asked: Mapping[str, Any], asked_by: str) -> list[Constrained]:
         """The constraints of a request, each of them once. Raises RequestError (400) for two, but
         not for two sampling parameters, which SamplingParams refuses."""
         own = [
-            Asked(kind, kind, getattr(self, kind))
+            Constrained(kind, kind, getattr(self, kind))
             for kind in KINDS
             if getattr(self, kind) is not None
         ]
-        in_a_field = [Asked(asked_by, kind, asked[kind]) for kind in KINDS if kind in asked]
+        in_a_field = [Constrained(asked_by, kind, asked[kind]) for kind in KINDS if kind in asked]
         found = without_repeated([*in_a_field, *own, *asked_for(self)])
         if len(found) > 1 and not all(each in own for each in found):
             raise RequestError(f"{found[0].key} and {found[1].key} cannot be combined.")

@@ -38,7 +38,7 @@ class Guided(Protocol):
     structured_outputs: StructuredOutputs | None
 
 
-class Asked(NamedTuple):
+class Constrained(NamedTuple):
     """A constraint that a body asks for."""
 
     key: str
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     value: Any
 
 
-def asked_for(body: Guided) -> Iterator[Asked]:
+def asked_for(body: Guided) -> Iterator[Constrained]:
     """Yields the constraints that a body asks for. Raises RequestError (400) for an empty list of
     choices."""
     older = StructuredOutputs(
@@ -61,7 +61,7 @@ def asked_for(body: Guided) -> Iterator[Asked]:
         yield from _asked(body.structured_outputs, "structured_outputs.")
 
 
-def without_repeated(wanted: Iterable[Asked]) -> list[Asked]:
+def without_repeated(wanted: Iterable[Constrained]) -> list[Constrained]:
     """The constraints that no earlier one is: clients that know several versions of vLLM send the
     same constraint under the names of each."""
     seen, kept = [], []
@@ -72,7 +72,7 @@ def without_repeated(wanted: Iterable[Asked]) -> list[Asked]:
     return kept
 
 
-def _sense(asked: Asked) -> tuple[ConstraintKind, Any]:
+def _sense(asked: Constrained) -> tuple[ConstraintKind, Any]:
     """What a constraint means, however it is written."""
     if asked.kind in ("json_schema", "structural_tag") and isinstance(asked.value, str):
         with suppress(msgspec.DecodeError):
@@ -80,21 +80,21 @@ def _sense(asked: Asked) -> tuple[ConstraintKind, Any]:
     return asked.kind, asked.value
 
 
-def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Asked]:
+def _asked(wanted: StructuredOutputs, prefix: str) -> Iterator[Constrained]:
     if wanted.json is not None:
-        yield Asked(f"{prefix}json", "json_schema", wanted.json)
+        yield Constrained(f"{prefix}json", "json_schema", wanted.json)
     if wanted.json_object:
-        yield Asked(f"{prefix}json_object", "json_schema", {"type": "object"})
+        yield Constrained(f"{prefix}json_object", "json_schema", {"type": "object"})
     if wanted.regex is not None:
-        yield Asked(f"{prefix}regex", "regex", wanted.regex)
+        yield Constrained(f"{prefix}regex", "regex", wanted.regex)
     if wanted.choice is not None:
         if not wanted.choice:
             raise RequestError(f"{prefix}choice must not be empty.")
-        yield Asked(f"{prefix}choice", "regex", "|".join(map(_literal, wanted.choice)))
+        yield Constrained(f"{prefix}choice", "regex", "|".join(map(_literal, wanted.choice)))
     if wanted.grammar is not None:
-        yield Asked(f"{prefix}grammar", "ebnf", wanted.grammar)
+        yield Constrained(f"{prefix}grammar", "ebnf", wanted.grammar)
     if wanted.structural_tag is not None:
-        yield Asked(f"{prefix}structural_tag", "structural_tag", wanted.structural_tag)
+        yield Constrained(f"{prefix}structural_tag", "structural_tag", wanted.structural_tag)
 
 
 def _literal(text: str) -> str:
