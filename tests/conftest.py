@@ -11,7 +11,7 @@ import os
 import signal
 import ssl
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -38,6 +38,19 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The tests and what they import stay to the end. The garbage collector would scan them again and
+    again, at a third of what a collection of tests costs, so it is off meanwhile and never scans them
+    later."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick suite has n cases of a test with the mark ``cases(n)``, spread evenly. The longest files
@@ -54,13 +67,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 case.add_marker(pytest.mark.full)
     seconds = json.loads(Path(__file__).with_name("durations.json").read_text())
     items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], math.inf))
-
-
-def pytest_collection_finish() -> None:
-    """The tests and what they have imported stay to the end: no later collection of garbage scans
-    them."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,18 @@ REPOSITORY = ROOT.parents[1]
 FOLDERS = ("src", "benchmarks", "scripts", "tests")
 
 
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+MODULES = _modules()
+"""Dotted name below setpoint -> file."""
+
+
 @cache
 def trees() -> dict[Path, ast.Module]:
     return {
@@ -23,14 +35,10 @@ def trees() -> dict[Path, ast.Module]:
     }
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Dotted name below setpoint -> syntax tree."""
-    found = {}
-    for path, tree in trees().items():
-        if path.is_relative_to(ROOT):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(part for part in parts if part != "__init__")] = tree
-    return found
+    return {name: trees()[path] for name, path in MODULES.items()}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -57,6 +65,3 @@ def top_level_imports(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from imports(node)
-
-
-MODULES = modules()

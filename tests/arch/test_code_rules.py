@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from package_source import MODULES, is_below
+from package_source import is_below, modules
 
 import setpoint
 
@@ -14,7 +14,7 @@ def test_model_names_stand_only_in_models_and_tables() -> None:
     """A base file that names a model is how engines become unreadable."""
     words = ("llama", "smollm", "qwen", "mistral", "gemma", "deepseek")
     homes = ("engine.models", "checkpoint", "frontend.chat.formats")
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         if any(is_below(module, home) for home in homes):
             continue
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -29,7 +29,7 @@ def test_model_names_stand_only_in_models_and_tables() -> None:
 def test_device_kinds_are_compared_in_kernels_alone() -> None:
     """Registries look a kind up; all else that differs between devices is in engine/kernels
     (decision 0007)."""
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         if is_below(module, "engine.kernels") or is_below(module, "launch"):
             continue
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -52,7 +52,7 @@ def test_types_are_learned_by_one_thread_at_a_time() -> None:
     (``core.conversion``)."""
     calls = {
         module
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "msgspec.convert"
     }

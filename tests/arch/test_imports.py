@@ -10,7 +10,7 @@ from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from package_source import MODULES, ROOT, imports, is_below, top_level_imports
+from package_source import MODULES, ROOT, imports, is_below, modules, top_level_imports
 from rooms import ALLOWED
 
 CONTROL_PLANE = (
@@ -52,7 +52,7 @@ def inner_imports(module: str) -> set[str]:
     itself."""
     found = {
         name.removeprefix("setpoint.")
-        for name in imports(MODULES[module])
+        for name in imports(modules()[module])
         if name.startswith("setpoint.")
     }
     return {
@@ -62,7 +62,7 @@ def inner_imports(module: str) -> set[str]:
 
 def outer_imports(module: str) -> set[str]:
     """Packages that are neither ours nor Python's."""
-    tops = {name.partition(".")[0] for name in imports(MODULES[module])}
+    tops = {name.partition(".")[0] for name in imports(modules()[module])}
     return tops - sys.stdlib_module_names - {"setpoint"}
 
 
@@ -123,7 +123,7 @@ def folder_of(module: str) -> str:
 def test_folders_form_no_circles() -> None:
     """A room of one file would hide a circle of folders; this test does not know the rooms."""
     graph: dict[str, set[str]] = {}
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         names = {found.removeprefix("setpoint.") for found in imports(tree)}
         folders = {folder_of(name) for name in names if name in MODULES}
         graph.setdefault(folder_of(module), set()).update(folders - {folder_of(module)})
@@ -146,7 +146,7 @@ def test_no_import_cycles() -> None:
             for name in (found.removeprefix("setpoint.") for found in imports(tree))
             if name in MODULES and name != module
         }
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
     }
     done: set[str] = set()
     for start in graph:
@@ -172,7 +172,7 @@ def test_no_import_cycles() -> None:
 )
 def test_clock_and_randomness_are_injected(module: str) -> None:
     assert not {"time", "random", "datetime", "secrets"} & {
-        name.partition(".")[0] for name in imports(MODULES[module])
+        name.partition(".")[0] for name in imports(modules()[module])
     }
 
 
@@ -210,7 +210,7 @@ def test_the_package_loads_its_names_when_they_are_used() -> None:
 
 
 def test_pickle_is_never_imported() -> None:
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         found = {name.partition(".")[0] for name in imports(tree)}
         assert not {"pickle", "dill", "cloudpickle"} & found, module
 
@@ -229,14 +229,14 @@ def test_a_slow_or_optional_library_has_one_home_and_is_loaded_on_use(
     """The home may import it at its top if nobody imports the home at theirs."""
     importers = {
         module
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         if any(is_below(name, library) for name in imports(tree)) and not is_below(module, "doctor")
     }
     assert importers == {home}
-    at_once = any(is_below(name, library) for name in top_level_imports(MODULES[home]))
+    at_once = any(is_below(name, library) for name in top_level_imports(modules()[home]))
     eager = {
         module
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         if f"setpoint.{home}" in set(top_level_imports(tree))
     }
     assert not (at_once and eager)
