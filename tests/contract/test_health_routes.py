@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from setpoint.core.messages import Alive, Announce, Failed
-from setpoint.frontend.service import RECENT_S
+from setpoint.frontend.health import RECENT_S
 from setpoint.ipc.line import EngineLine
 from setpoint_testing.fake_engine import FakeEngine
 

@@ -105,13 +105,13 @@ def test_a_refused_change_changes_nothing(serve: Callable[..., None]) -> None:
             assert response.status_code == 400
             assert message in response.json()["message"]
         assert server.engine.changes == []
-        assert server.service.live.stream_interval == 1
+        assert server.service.live.options.stream_interval == 1
         server.line.died("It was killed.")
         response = await server.http.post(
             "/set_internal_state", json={"server_args": {"stream_interval": 5}}
         )
         assert response.status_code == 503
-        assert server.service.live.stream_interval == 1, "the engine has not heard of it"
+        assert server.service.live.options.stream_interval == 1, "the engine has not heard of it"
 
     serve(scenario, live=Options())
 
@@ -128,7 +128,7 @@ def test_the_request_log_can_be_turned_on(
 
         counts = []
         for value in (False, True, False):
-            await server.service.change({"log_requests": value}, by="test")
+            await server.service.live.change({"log_requests": value}, by="test")
             counts.append(await received())
         assert counts == [0, 1, 0]
 
@@ -138,7 +138,7 @@ def test_the_request_log_can_be_turned_on(
 def test_changes_take_turns(serve: Callable[..., None]) -> None:
     async def scenario(server: Any) -> None:
         await asyncio.gather(
-            *(server.service.change({"stream_interval": n}, by="test") for n in range(2, 9))
+            *(server.service.live.change({"stream_interval": n}, by="test") for n in range(2, 9))
         )
         found = [(each.options[0].old, each.options[0].new) for each in server.engine.changes]
         assert found == [(n, n + 1) for n in range(1, 8)]

@@ -59,7 +59,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                 assert len({*map(tuple, before)}) == 4, "four samples"
                 psutil.Process(first.processes[0].pid).kill()
                 assert await outputs(service, requests) == before
-                assert await service.is_healthy()
+                assert await service.health.is_healthy()
                 (state,) = (await service.server_info())["internal_states"]
                 assert (state["num_running"], state["num_queued"]) == (0, 0)
                 assert service.book.num_sequences == 12

@@ -40,7 +40,7 @@ class PromptReader:
         """service: the service that answers requests. It neither counts nor logs what is read
         here."""
         config = replace(service.config, metrics=None)
-        reading = _Reading(config, service.engine, service.text, service.live)
+        reading = _Reading(config, service.engine, service.text, service.live.options)
         self._app = create_app(reading, DIALECTS)
         logging.getLogger("uvicorn.access").addFilter(lambda record: _FOUND.get() is None)
 

@@ -3,9 +3,8 @@ the routes use them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,10 +14,10 @@ import numpy as np
 
 from setpoint.core.awake import timeout_awake
 from setpoint.core.control import EngineFacts, InternalState, OperationDone
-from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.operations import LoadWeights
-from setpoint.core.request import Request, RequestOptions, pack_ids
+from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import arrival
 from setpoint.frontend.bodies import parse
@@ -26,10 +25,12 @@ from setpoint.frontend.checkpoint_names import Checkpoint, Checkpoints, NoCheckp
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain, without_weights
 from setpoint.frontend.enforcement import Enforcement
+from setpoint.frontend.health import Health
 from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.live_options import LiveOptions, Proposal
+from setpoint.frontend.live_options import LiveOptions
+from setpoint.frontend.live_settings import LiveSettings
 from setpoint.frontend.pairing import KnownServers, Pairing
 from setpoint.frontend.residence import AlwaysLoaded, Residence
 from setpoint.frontend.routing import routed
@@ -50,7 +51,6 @@ from setpoint.frontend.unknown_keys import unknown_keys
 from setpoint.frontend.unread import Unread
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
-from setpoint.ipc.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from setpoint.frontend.telemetry.metrics.exposition import Metrics
@@ -61,8 +61,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 WARM_UP_IDS = 6
 """Tokens of the warm-up request on a server without a tokenizer."""
-RECENT_S = 1.0
-"""Tokens that arrived within this time prove that the engine is healthy."""
 
 
 class Service:
@@ -89,13 +87,13 @@ class Service:
         there are several."""
         self.residence: Residence = AlwaysLoaded()
         """Replaced at the start if there are several models."""
-        self.live = live
+        self.live = LiveSettings(engine, live)
         self.storage = storage
         self.responses = ResponseStore()
         self.background = BackgroundBook() if storage is None else storage.background
-        self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text
+        self.health = Health(engine, config)
         self.book = RequestBook()
         self.intake = Intake(config, text, self.book)
         self.enforcement = Enforcement(self.book)
@@ -225,68 +223,6 @@ class Service:
         self.book.warned_bodies += bool(warnings)
         return parsed, warnings
 
-    async def is_healthy(self) -> bool:
-        """Whether an engine works. One that computes a step does, until the watchdog takes it to
-        hang. With open requests, any message within the time limit of the probe proves it, so that
-        a probe does not wait for the end of a long step. Without, recent tokens prove it; otherwise
-        the engine is sent a request, unless it is paused."""
-        lines = [line for line in self.engine.lines if line.is_ready]
-        asked = [asyncio.create_task(self._is_alive(line)) for line in lines]
-        try:
-            for first in asyncio.as_completed(asked):
-                if await first:
-                    return True
-            return False
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-
-    async def _is_alive(self, line: EngineLine) -> bool:
-        timeout_s = self.config.health_timeout_s
-        try:
-            if line.suspects and line.silence_s < self.config.watchdog_s:
-                return True
-            if self.engine.num_open:
-                return line.silence_s < timeout_s or await line.responds(timeout_s=timeout_s)
-            if line.result_age_s < RECENT_S:
-                return True
-            if await self._is_busy(line):
-                return line.is_ready
-            return await self._answers_a_probe(line)
-        except EngineDeadError:
-            return False
-
-    async def _is_busy(self, line: EngineLine) -> bool:
-        """Whether an engine that answers is busy or paused, or has given memory back. Raises
-        EngineDeadError if it does not answer."""
-        try:
-            state = await line.get_state(timeout_s=self.config.health_timeout_s)
-        except RequestError:  # an engine that cannot describe itself may still serve
-            return self.engine.num_open > 0
-        stands_still = state.paused is not None or bool(state.released)
-        return self.engine.num_open > 0 or stands_still
-
-    async def _answers_a_probe(self, line: EngineLine) -> bool:
-        """Submit a one-token request; any message from the engine after that is a sign of life.
-        Raises EngineDeadError."""
-        pooling = self.config.pooling
-        sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
-        kind = None if pooling is None else pooling.kind
-        probe = Request(
-            rid=f"HEALTH_CHECK_{new_rid()}",
-            prompt_ids=pack_ids([0]),
-            sampling=sampling,
-            seed=0,
-            options=RequestOptions(pooling=kind, routed_dp_rank=line.rank),
-        )
-        seq_id = self.engine.submit(probe, Mailbox())
-        try:
-            heard = await line.wait_message(timeout_s=self.config.health_timeout_s)
-        finally:
-            self.engine.stop(seq_id)
-        return heard and line.is_ready
-
     async def states(self) -> list[tuple[EngineLine, InternalState]]:
         """What each engine that takes requests says of itself, in the order of ranks. Raises
         EngineDeadError without one."""
@@ -331,25 +267,6 @@ class Service:
             "start_values": changed,
             "decisions": list(decisions),
         }
-
-    async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
-        """Change options while requests run, all between the same two steps. ``by`` and ``why`` are
-        written to the log. Changes are made one at a time.
-
-        Raises RequestError (400) for a change that cannot be made, with nothing changed;
-        EngineDeadError.
-        """
-        async with self._changing:
-            try:
-                proposal = self.live.propose(values)
-            except ConfigError as error:
-                raise RequestError(str(error)) from None
-            if proposal.options:
-                settings, options = proposal.settings, proposal.options
-                before = self.live.propose({}).settings
-                await self.engine.orders.change(settings, options, before=before, by=by, why=why)
-            proposal.accept()
-        return proposal
 
     async def load(
         self,

@@ -350,7 +350,7 @@ class Run:
         )
         self.seen["changes"] += 1
         self.world.note("operator", f"sets {values}")
-        await self.service.change(values, by="simulation")
+        await self.service.live.change(values, by="simulation")
         self.world.note("operator", f"has set {values}")
 
     async def _load(self) -> None:
@@ -400,7 +400,7 @@ class Run:
     async def _probe(self) -> None:
         self.seen["probes"] += 1
         began = self.world.loop.now()
-        is_healthy = await self.service.is_healthy()
+        is_healthy = await self.service.health.is_healthy()
         took = self.world.loop.now() - began
         self.world.note("probe", f"{'healthy' if is_healthy else 'not healthy'} after {took:.3f} s")
 
@@ -425,7 +425,7 @@ class Run:
                 rests = states <= {"ready", "ended"} and not is_wanted
                 seconds_at_rest = seconds_at_rest + 1 if rests else 0
                 await asyncio.sleep(1.0)
-        wanted = service.live.propose({}).settings
+        wanted = service.live.options.propose({}).settings
         for line in client.lines:
             if not line.is_ready:
                 continue

@@ -83,7 +83,7 @@ class AdminRoutes:
     async def health_generate(self, request: Request) -> Response:
         if self._service.drain.is_on:
             return _refused(request, WORD, status_code=503)
-        healthy = await asyncio.gather(*(each.is_healthy() for each in self._service.models))
+        healthy = await asyncio.gather(*(each.health.is_healthy() for each in self._service.models))
         if any(healthy):
             return self._probe_response(request, 200)
         return self._probe_response(request, 503, otherwise="The engine gives no sign of life.")
@@ -194,7 +194,7 @@ class AdminRoutes:
         all ranks; in SGLang the entry is true."""
         body, warnings = await self._bodies.read(request, self._read_settings)
         by = "an unknown client" if request.client is None else request.client.host
-        change = await self._service.change(body.server_args, by=by, why=body.why)
+        change = await self._service.live.change(body.server_args, by=by, why=body.why)
         answer = {"updated": True, "changes": change.options}
         told = [*warnings, *change.warnings]
         return json_response([answer | ({"warnings": told} if told else {})])

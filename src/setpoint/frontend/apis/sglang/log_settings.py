@@ -45,7 +45,7 @@ class LogSettingsRoutes:
         values = msgspec.to_builtins(body)
         given = {name: value for name, value in values.items() if value is not None}
         by = "an unknown client" if request.client is None else request.client.host
-        change = await self._service.change(given, by=by, why=LOGGING_ROUTE)
+        change = await self._service.live.change(given, by=by, why=LOGGING_ROUTE)
         told = [*warnings, *change.warnings]
         return json_response({"warnings": told}) if told else Response(status_code=200)
 
