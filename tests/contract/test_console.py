@@ -117,7 +117,7 @@ def test_several_engines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None
         watch.add(Moment(at=1.5, running=2.0), rank=1)
         async with feeding(watch) as feed:
             client = feed._service.engine
-            client._recovers = True
+            client.lives.recovers = True
             second = EngineLine(FakeEngine(), rank=1)
             client.attach(second)
             viewer = await feed.join()

@@ -53,7 +53,7 @@ class Life:
         self._watcher = asyncio.create_task(engine.watch(self.line, watchdog_s=watchdog_s))
 
     async def ready(self) -> None:
-        assert await self.line.wait_ready(timeout_s=PATIENCE_S), self.line.death
+        assert await self.line.wait_ready(timeout_s=PATIENCE_S), self.line.life.death
 
     async def running(self, count: int) -> None:
         """Wait until so many requests run."""

@@ -143,7 +143,7 @@ def test_ready_misses_a_rank_that_is_gone_for_longer_than_a_restart_may_take(ser
 
     async def scenario(server: Any) -> None:
         client, lives = server.service.engine, []
-        client._recovers = True
+        client.lives.recovers = True
 
         def attach() -> EngineLine:
             engine = FakeEngine(loads=True)
@@ -169,6 +169,7 @@ def test_ready_misses_a_rank_that_is_gone_for_longer_than_a_restart_may_take(ser
         lives[1][1].died("It is dead, too.")
         client.lost(1, "No restart is left.")
         assert await told(server) == (503, "engine 1: ended\n"), "at once: none comes"
+        client.lives.want(1)
         attach()
         lives[2][0].loaded()
         client.retire(1, "An operator wants it.")
@@ -224,6 +225,6 @@ def test_an_engine_that_cannot_start_says_why(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.emit(Failed("no memory for one page"))
         assert not await server.line.wait_ready(timeout_s=1)
-        assert server.line.failed == Failed("no memory for one page")
+        assert server.line.life.failed == Failed("no memory for one page")
 
     serve(scenario)

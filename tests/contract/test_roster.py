@@ -91,7 +91,7 @@ def test_a_client_that_leaves_is_told_apart(serve: Serve) -> None:
 def test_the_requests_of_every_engine_are_listed_also_those_that_have_moved(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         client = server.service.engine
-        client._recovers = True
+        client.lives.recovers = True
         second = FakeEngine(step_s=0.05)
         line = EngineLine(second, rank=1)
         client.attach(line)

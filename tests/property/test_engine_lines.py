@@ -29,7 +29,8 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.engine_life import EngineState
+from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
 from setpoint_testing.fake_engine import SOME_FACTS
 
@@ -74,7 +75,7 @@ class Frontend:
 
     @property
     def state(self) -> EngineState | None:
-        return self.lives[-1][1].state if self.lives else None
+        return self.lives[-1][1].life.state if self.lives else None
 
     def open(self) -> dict[int, Reader]:
         return {seq_id: each for seq_id, each in self.readers.items() if not each.end}
@@ -137,7 +138,7 @@ class Frontend:
             line = self.lives[-1][1]
             line.died("It is dead.") if is_death else self.client.shutdown()
             for reader in self.open().values():
-                reader.end = line.death
+                reader.end = line.life.death
 
     async def check(self) -> None:
         assert self.client.num_open == len(self.open())

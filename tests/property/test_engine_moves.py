@@ -26,8 +26,10 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
+from setpoint.ipc.engine_life import EngineLives
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 
@@ -125,7 +127,7 @@ class Reader:
 
 def test_without_further_engines_what_waits_ends_with_the_reason() -> None:
     async def scenario() -> None:
-        client = EngineClient(recovers=True)
+        client = EngineClient(EngineLives(RestartBudget(0)))
         engines = [Engine(0), Engine(1)]
         for engine in engines:
             client.attach(engine.line)
@@ -151,7 +153,7 @@ def crashed_under(num: int, guilty: int | None) -> tuple[EngineClient, list[Read
 
     async def scenario() -> tuple[EngineClient, list[Reader], int, int]:
         rng = random.Random(7)
-        client = EngineClient(recovers=True)
+        client = EngineClient(EngineLives(RestartBudget(0)))
         engine = Engine(0)
         client.attach(engine.line)
         engine.say(Ready(SOME_FACTS))

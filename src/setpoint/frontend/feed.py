@@ -60,7 +60,7 @@ class EngineView:
             try:
                 states = await self._client.on_all(lambda line: line.get_state())
             except (EngineDeadError, RequestError):
-                self.has_ended = self._client.has_ended
+                self.has_ended = self._client.lives.has_ended
             else:
                 self._take(states)
                 self.on_change()

@@ -31,7 +31,7 @@ class Health:
         hang. With open requests, any message within the time limit of the probe proves it, so that
         a probe does not wait for the end of a long step. Without, recent tokens prove it; otherwise
         the engine is sent a request, unless it is paused."""
-        lines = [line for line in self._engine.lines if line.is_ready]
+        lines = [line for line in self._engine.lines if line.life.is_ready]
         asked = [asyncio.create_task(self._is_alive(line)) for line in lines]
         try:
             for first in asyncio.as_completed(asked):
@@ -53,7 +53,7 @@ class Health:
             if line.result_age_s < RECENT_S:
                 return True
             if await self._is_busy(line):
-                return line.is_ready
+                return line.life.is_ready
             return await self._answers_a_probe(line)
         except EngineDeadError:
             return False
@@ -86,4 +86,4 @@ class Health:
             heard = await line.wait_message(timeout_s=self._config.health_timeout_s)
         finally:
             self._engine.stop(seq_id)
-        return heard and line.is_ready
+        return heard and line.life.is_ready

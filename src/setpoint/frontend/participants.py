@@ -65,4 +65,6 @@ class Participants:
         return f" The engines {ranks} have ended since the start, and their parts are lost."
 
     def _living(self) -> list[EngineLine]:
-        return sorted((each for each in self._lines if not each.has_ended), key=lambda x: x.rank)
+        return sorted(
+            (each for each in self._lines if not each.life.has_ended), key=lambda x: x.rank
+        )

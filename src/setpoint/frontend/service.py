@@ -242,8 +242,8 @@ class Service:
             "internal_states": [
                 _entry(state, line.facts) | {"dp_rank": line.rank} for line, state in found
             ],
-            "standby": self.engine.standby,
-            "standby_death": self.engine.standby_death,
+            "standby": self.engine.lives.standby,
+            "standby_death": self.engine.lives.standby_death,
             "restarts_left": self.supervisor.restarts_left,
             "ranks": [asdict(each) for each in self.engine.standings()],
             "requests": self.book.info(),

@@ -2,10 +2,10 @@
 engine.
 
 There are one or several ranks, each with one engine at a time. A line is the connection to one
-engine in one of its lives (see ``ipc.line``). An open request has a number and a name (rid), and is
-on one line. When that line ends and the client recovers, it sends the request again, with the
-outputs that its reader has, to an engine that continues with the same tokens (decision 0056). This
-module knows nothing of text or HTTP.
+engine (``ipc.line``), and ``ipc.engine_life`` says which engines take requests or may come. An open
+request has a number and a name (rid), and is on one line. When that line's engine ends and another
+may follow, the client sends the request again, with the outputs that its reader has, to an engine
+that continues with the same tokens (decision 0056). This module knows nothing of text or HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ from setpoint.core.request import Request
 from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Balance, Load, TotalRequests
 from setpoint.ipc.block_sink import BlockSink
+from setpoint.ipc.engine_life import EngineLife, EngineLives
 from setpoint.ipc.gate import Gate, OpenGate
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox, WakeUps
@@ -58,24 +59,22 @@ class EngineClient:
 
     def __init__(
         self,
+        lives: EngineLives | None = None,
         *,
         balance: Balance | None = None,
-        recovers: bool = False,
         blocks: BlockSink | None = None,
     ) -> None:
-        """balance: chooses the engine of a request; with None, the engine with the fewest requests
-        gets it. recovers: whether requests survive the end of their engine. If so, the code that
-        starts engines must call ``lost`` when it gives a rank up. blocks: gets every change of the
-        engines' caches."""
+        """lives: the engines. If they recover, requests survive the end of their engine, and the
+        code that starts engines must call ``lost`` when it gives a rank up. With None they do not.
+        balance: chooses the engine of a request; with None, the engine with the fewest requests
+        gets it. blocks: gets every change of the engines' caches."""
+        self.lives = lives or EngineLives()
         self.blocks = blocks
         self._balance = balance or TotalRequests()
-        self._recovers = recovers
         self._lines: dict[int, EngineLine] = {}
         """Rank -> its latest line."""
         self._loads: dict[EngineLine, Load] = {}
         """Line that has not ended -> its load."""
-        self.num_lines = 0
-        """How many lines have been attached so far."""
         self._presence = Presence()
         self.num_moved = 0
         """How often a request has moved after the end of its engine."""
@@ -95,15 +94,6 @@ class EngineClient:
         self._held: list[Submission] = []
         """New submissions that the gate has not admitted yet, oldest first."""
         self._suspects = Suspects()
-        self._given_up: dict[int, str] = {}
-        """Rank -> why it gets no further engine."""
-        self.standby: Literal["starting", "ready", "ended"] | None = None
-        """State of the standby engine. ended: there was a standby, and none is started for now.
-        None: the server has no standby. The code that starts engines writes this field and the next
-        two."""
-        self.standby_death = ""
-        """Why the last standby ended and, if none follows, why not."""
-        self.num_standby_deaths = 0
         self.orders = Orders(self)
         """What holds for the engines, whichever they are."""
         self._wake_ups = WakeUps()
@@ -113,18 +103,17 @@ class EngineClient:
         loop. An earlier line of the same rank must have ended; nothing more is received on it."""
         earlier = self._lines.get(line.rank)
         if earlier is not None:
-            assert earlier.has_ended, "the rank's earlier line is still in use"
+            assert earlier.life.has_ended, "the rank's earlier line is still in use"
             earlier.close()
         self._lines[line.rank] = line
-        self._presence.attached(line, earlier)
+        self.lives.start(line.life)
+        self._presence.attached(line)
         self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
         self.orders.attached(line)
-        self._given_up.pop(line.rank, None)
-        self.num_lines += 1
         line.start(
             partial(self._route, line),
             partial(self._ended, line),
-            partial(self._became_ready, line),
+            self._became_ready,
             partial(self._cached, line),
         )
 
@@ -160,9 +149,8 @@ class EngineClient:
         """The state of each engine, in the order of ranks."""
         found = []
         for line in self.lines:
-            load = self._loads.get(line)
-            why_never = self._given_up.get(line.rank, None if self._recovers else line.death)
-            found.append(self._presence.standing(line, self.orders, load, why_never))
+            load, why_last = self._loads.get(line), self.lives.why_last(line.life)
+            found.append(self._presence.standing(line, self.orders, load, why_last))
         return found
 
     @property
@@ -183,31 +171,19 @@ class EngineClient:
     @property
     def is_ready(self) -> bool:
         """Whether a request would be processed now."""
-        return any(line.is_ready for line in self._lines.values())
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no engine takes requests, and none is being started."""
-        return all(line.has_ended for line in self._lines.values()) and not self._may_come
-
-    @property
-    def _may_come(self) -> bool:
-        """Whether an engine that is not ready may become ready."""
-        return self._recovers and any(
-            rank not in self._given_up and not line.is_ready for rank, line in self._lines.items()
-        )
+        return self.lives.is_ready
 
     def choose(self) -> EngineLine:
         """A line to which a control call can be sent. Raises EngineDeadError if there is none."""
         lines = self.lines
         for line in lines:
-            if line.is_ready:
+            if line.life.is_ready:
                 return line
         if not lines:
             raise EngineDeadError("There is no engine yet.")
-        coming = [line for line in lines if line.rank not in self._given_up]
+        coming = [line for line in lines if not line.life.why_last]
         if not coming:
-            raise EngineDeadError(self._given_up[lines[0].rank])
+            raise EngineDeadError(lines[0].life.why_last)
         coming[0].check_ready()
         return coming[0]
 
@@ -261,7 +237,7 @@ class EngineClient:
         may come."""
         if ranks is None:
             return await self.on_all(call)
-        if self.has_ended:
+        if self.lives.has_ended:
             self.choose()  # raises the reason
         return await _answers([line for line in self.ready() if line.rank in ranks], call)
 
@@ -280,7 +256,7 @@ class EngineClient:
         which to ``stop`` it. Raises RequestError (400) for a rid that is in use or a number that
         does not fit into a message, and EngineDeadError if there is no engine.
         """
-        if not self._may_come:
+        if not self.lives.may_come():
             self.choose()
         if request.rid in self._numbers:
             raise RequestError(
@@ -363,7 +339,7 @@ class EngineClient:
 
     def shutdown(self) -> None:
         """Ask the engines to end; open requests fail."""
-        self._recovers = False
+        self.lives.end()
         for line in self._lines.values():
             line.shutdown()
         self._fail_waiting("The engine is shutting down.")
@@ -371,17 +347,17 @@ class EngineClient:
     def retire(self, rank: int, reason: str) -> None:
         """Take a rank out of service: its engine is asked to end, and its requests continue on the
         other engines."""
-        self._given_up[rank] = reason
-        self._presence.retired(rank)
+        self._lines[rank].life.retire(reason)
         self._lines[rank].shutdown(reason)
         self.dispatch()
 
     def lost(self, rank: int, reason: str) -> None:
-        """Note that the rank gets no further engine. If it was the last rank, all waiting requests
-        end."""
-        self._given_up[rank] = reason
+        """Note that the rank, whose engine has ended, gets no further one. If it was the last rank,
+        all waiting requests end."""
+        self._lines[rank].close()
+        self._lines[rank].life.give_up(reason)
         self.dispatch()
-        if self.has_ended:
+        if self.lives.has_ended:
             self._fail_waiting(reason)
 
     def _route(self, line: EngineLine, events: list[TokenEvent]) -> None:
@@ -443,7 +419,7 @@ class EngineClient:
         return self._next_number - 1
 
     def ready(self) -> list[EngineLine]:
-        return [line for line in self.lines if line.is_ready]
+        return [line for line in self.lines if line.life.is_ready]
 
     def _without_suspects(self, lines: list[EngineLine]) -> list[EngineLine]:
         """The lines that try no suspects; if there are none, all of ``lines``."""
@@ -455,11 +431,7 @@ class EngineClient:
         ready = self.ready()
         paused = self.orders.paused
         free = [line for line in ready if line.rank not in paused]
-        may_come = any(
-            rank not in paused and rank not in self._given_up and not line.is_ready
-            for rank, line in self._lines.items()
-        )
-        return free if free or (may_come and self._recovers) else ready
+        return free if free or self.lives.may_come(without=paused) else ready
 
     def dispatch(self) -> None:
         """Send waiting submissions, as far as engines can take them."""
@@ -471,10 +443,12 @@ class EngineClient:
             for submission in waiting:
                 self._place(submission)
 
-    def _became_ready(self, line: EngineLine) -> None:
-        self._presence.ready(line)
-        self.orders.tell(line)
-        self.dispatch()
+    def _became_ready(self, lives: Collection[EngineLife]) -> None:
+        for life in lives:
+            line = self._lines[life.rank]
+            self._presence.ready(line)
+            self.orders.tell(line)
+            self.dispatch()
 
     def _line_for_suspects(self) -> EngineLine | None:
         """The line that is to try the next suspects: a line that tries no others and, as long as
@@ -485,7 +459,7 @@ class EngineClient:
             for line in free
             if self._suspects.tries(line) or not self._loads[line].num_requests
         ]
-        lines = idle if idle or self._may_come else free
+        lines = idle if idle or self.lives.may_come() else free
         return min(lines, key=lambda line: self._loads[line].num_requests, default=None)
 
     def _clear(self, submission: Submission) -> None:
@@ -504,15 +478,15 @@ class EngineClient:
         del self._loads[line]
         self._presence.ended(line)
         self.orders.ended(line)
-        error = EngineDeadError(line.death)
+        error = EngineDeadError(line.life.death)
         lost = [each for each in self._open.values() if each.line is line]
         for submission, verdict in self._suspects.judge(line, lost):
             del self._sent[submission.wire]
             submission.line = None
-            if not self._recovers:
+            if not self.lives.recovers:
                 self._drop(submission).mailbox.fail(error)
             elif verdict is Verdict.GUILTY:
-                self._blame(submission, line.death)
+                self._blame(submission, line.life.death)
             else:
                 submission.go_on()
                 if submission.aborted is not None:
@@ -523,8 +497,8 @@ class EngineClient:
                 (self._suspects.waiting if is_suspect else self._waiting).append(submission)
         self._suspects.sort()
         self.dispatch()
-        if self.has_ended:
-            self._fail_waiting(line.death)
+        if self.lives.has_ended:
+            self._fail_waiting(line.life.death)
 
     def _blame(self, submission: Submission, death: str) -> None:
         self._drop(submission).mailbox.fail(
@@ -589,6 +563,6 @@ async def _answers(
     found = await asyncio.gather(*map(call, lines), return_exceptions=True)
     answers = [each for each in found if not isinstance(each, BaseException)]
     for line, each in zip(lines, found, strict=True):
-        if isinstance(each, BaseException) and not (answers and line.has_ended):
+        if isinstance(each, BaseException) and not (answers and line.life.has_ended):
             raise each
     return answers

@@ -1,5 +1,5 @@
-"""One life of an engine process, as the frontend sees it: the link, the engine's reports about
-itself, the control calls that it has yet to answer, and its end.
+"""The connection to one engine: the link, the engine's reports about itself, and the control calls
+that it has yet to answer. It tells the engine's life (``ipc.engine_life``) what happens to it.
 
 Works on ``core.messages`` over any EngineLink (a socket in production, a fake engine in tests). It
 passes tokens on without knowing which request they belong to: the EngineClient holds the requests,
@@ -9,7 +9,6 @@ because it outlives a line. Everything here runs on one event loop, so nothing i
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 from collections.abc import Callable, Collection
@@ -64,6 +63,7 @@ from setpoint.core.messages import (
 )
 from setpoint.core.operations import STORAGE, Operation
 from setpoint.core.settings import Settings
+from setpoint.ipc.engine_life import EngineLife, EngineState
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +92,6 @@ class EngineLink(Protocol):
     def close(self) -> None: ...
 
 
-class EngineState(enum.StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
-    DEAD = "dead"
-
-
 class EngineLine:
     """See the module docstring. Contract: once the line has ended, it calls its owner no more, even
     for messages that are still on their way."""
@@ -118,6 +111,7 @@ class EngineLine:
         on_progress: called with a description of what the engine is doing before it is ready.
         clock: for what the engine owes this process."""
         self.rank = rank
+        self.life = EngineLife(rank)
         self.label = f"{rank} of model {model}" if model else str(rank)
         """What the log calls the engine, after this word."""
         self.pid = pid
@@ -133,32 +127,15 @@ class EngineLine:
         self._in_flight: dict[int, str] = {}
         """Sequence number -> rid, for the sequences in flight that the engine announced."""
         self._is_started = False
-        self.is_closed = False
-        """Whether nothing more is received: the process has ended, too."""
-        self._is_suspended = False
-        self.suspended_at: float | None = None
-        """When a signal has stopped the process; None: it runs."""
         self.still_since: float | None = None
         """Since when the engine says that it plans no steps; None: it does."""
         self._is_outdated, self._open_order = False, 0
         """Whether it said so before it carried out the last order, and the order's id until it is
         answered."""
-        self.in_step_with: Callable[[], Collection[EngineLine]] = tuple
-        """Returns the lines of the engines that compute in step with this one; written by the code
-        that starts engines, before ``start``."""
         self._result_at = -math.inf
         """When the last tokens arrived, by the clock."""
         self._heard_at = -math.inf
         """When the last message arrived."""
-        self.state = EngineState.STARTING
-        self._facts: EngineFacts | None = None
-        self.death = ""
-        """Why the line has ended, in words for people."""
-        self.was_killed = False
-        """Whether a signal that no program sends itself has ended the process: a person, a service
-        manager or the kernel that ran out of memory, and probably no request."""
-        self.failed: Failed | None = None
-        """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
         """Set when the engine must not run any longer, whether it has been asked to end or not."""
         self.num_received = 0
@@ -168,13 +145,13 @@ class EngineLine:
         self,
         on_tokens: Callable[[list[TokenEvent]], None],
         on_end: Callable[[], None],
-        on_ready: Callable[[], None],
+        on_ready: Callable[[Collection[EngineLife]], None],
         on_cached: Callable[[Cached | Blocks], None],
     ) -> None:
         """Begin to receive, inside the running loop; called by the owner, and again by the next
-        one. ``on_end`` is called when
-        the line has ended and ``death`` says why, ``on_ready`` when it takes requests, at first and
-        after it was suspended, ``on_cached`` with the news of its cache."""
+        one. ``on_end`` is called when its life has ended and says why, ``on_ready`` with the
+        engines that take requests from now on: it, at first, and after it was suspended those that
+        waited for it, ``on_cached`` with the news of its cache."""
         self._on_tokens = on_tokens
         self._on_end = on_end
         self._on_ready = on_ready
@@ -182,33 +159,14 @@ class EngineLine:
         if not self._is_started:
             self._is_started = True
             self._link.start(self._receive, self._cut)
-        elif self.is_ready:
-            on_ready()
+        elif self.life.is_ready:
+            on_ready([self.life])
 
     def close(self) -> None:
-        self.is_closed = True
+        """Receive nothing more. If the engine has ended, its process has, too."""
+        if self.life.has_ended:
+            self.life.close()
         self._link.close()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state in (EngineState.STOPPING, EngineState.DEAD)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request would be processed now."""
-        return self.state is EngineState.READY and not any(
-            line.is_suspended for line in (self, *self.in_step_with())
-        )
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether a signal has stopped the process (SIGSTOP)."""
-        return self._is_suspended and not self.has_ended
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether it ever took requests."""
-        return self._facts is not None
 
     @property
     def result_age_s(self) -> float:
@@ -250,10 +208,10 @@ class EngineLine:
     @property
     def facts(self) -> EngineFacts:
         """The facts that the engine reported when it was ready. Raises EngineDeadError before."""
-        if self._facts is None:
+        if self.life.facts is None:
             self.check_ready()
-        assert self._facts is not None
-        return self._facts
+        assert self.life.facts is not None
+        return self.life.facts
 
     # Each control call raises EngineDeadError if the engine is not ready, dies, or does not answer
     # in time, and RequestError with its reason if it refuses (400) or fails to do it (500).
@@ -345,15 +303,15 @@ class EngineLine:
 
     def check_ready(self) -> None:
         """Raise EngineDeadError with the reason if no request can be sent now."""
-        if self.state is not EngineState.READY:
-            raise EngineDeadError(self.death or f"The engine is {self.state}.")
+        if self.life.state is not EngineState.READY:
+            raise EngineDeadError(self.life.death or f"The engine is {self.life.state}.")
 
     async def responds(self, *, timeout_s: float) -> bool:
         """Whether the engine sends any message within ``timeout_s``. It is asked for one, but
         whatever it sends before it answers counts as well."""
         self._next_call += 1
         self.send(GetState(self._next_call))
-        return await self.wait_message(timeout_s=timeout_s) and self.is_ready
+        return await self.wait_message(timeout_s=timeout_s) and self.life.is_ready
 
     async def wait_message(self, *, timeout_s: float) -> bool:
         """Wait for a sign of life: True as soon as any message arrives or the engine changes state,
@@ -373,65 +331,62 @@ class EngineLine:
         """Wait for the end of start-up: True if the engine is ready, False if it failed, died or
         took too long."""
         deadline = self.clock.now() + timeout_s
-        while self.state is EngineState.STARTING:
+        while self.life.state is EngineState.STARTING:
             left = deadline - self.clock.now()
             if left <= 0 or not await self.wait_message(timeout_s=left):
                 break
-        return self.state is EngineState.READY
+        return self.life.state is EngineState.READY
 
     def suspended(self, is_suspended: bool) -> None:
         """Called by the watcher of the process when the process is stopped (SIGSTOP) or continues
         (SIGCONT). Does nothing once the line has ended: a process is stopped before it is
         killed."""
-        if self.has_ended or is_suspended == self._is_suspended:
+        if self.life.has_ended or is_suspended == self.life.is_suspended:
             return
-        self._is_suspended = is_suspended
-        self.suspended_at = self.clock.now() if is_suspended else None
         if is_suspended:
+            self.life.suspend(self.clock.now())
             logger.warning(
                 "The process of engine %s has been stopped by a signal: its requests wait.",
                 self.label,
             )
-            return
-        logger.warning("The process of engine %s goes on.", self.label)
-        for line in {self, *self.in_step_with()}:
-            if line.is_ready:
-                line._on_ready()
+        else:
+            logger.warning("The process of engine %s goes on.", self.label)
+            self._on_ready(self.life.go_on())
 
     def shutdown(self, reason: str = "The engine is shutting down.") -> None:
         """Ask the engine to end. For the owner and its requests the line ends at once."""
-        if not self.has_ended:
+        if not self.life.has_ended:
             self.send(Shutdown())
-            self._end(EngineState.STOPPING, reason)
+            self.life.stop(reason)
+            self._end()
 
     def dismiss(self, reason: str) -> None:
         """End an engine that cannot do as the others do. No request is to blame for that. One that
         hangs is killed by its watcher."""
-        if not self.has_ended:
+        if not self.life.has_ended:
             logger.error("Engine %s ends: %s", self.label, reason)
             self.shutdown(reason)
             self.dead.set()
 
     def died(self, reason: str, *, was_killed: bool = False) -> None:
-        """Called by the watcher when the process has ended. Does nothing if the line has ended
-        before. was_killed: see the attribute."""
-        if not self.has_ended:
-            self.was_killed = was_killed
+        """Called by the watcher when the process has ended. Does nothing if its life has ended
+        before. was_killed: see ``EngineLife``."""
+        if not self.life.has_ended:
             logger.error(
                 "Engine %s died: %s Requests of the steps in flight: %s",
                 self.label,
                 reason,
                 ", ".join(map(excerpt, self.suspects)) or "none",
             )
-            self._end(EngineState.DEAD, reason)
+            self.life.die(reason, was_killed=was_killed)
+            self._end()
 
-    def _end(self, state: EngineState, reason: str) -> None:
-        self.state = state
-        self.death = reason
+    def _end(self) -> None:
+        """Tell everybody who waits that its life has ended."""
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(EngineDeadError(reason))
-        if state is EngineState.DEAD:
+                future.set_exception(EngineDeadError(self.life.death))
+        if self.life.state is EngineState.DEAD:
             self.dead.set()
         self._on_end()
         self._notify()
@@ -442,7 +397,7 @@ class EngineLine:
         )
 
     def _receive(self, data: bytes) -> None:
-        if self.has_ended:
+        if self.life.has_ended:
             return
         self.num_received += 1
         self._heard_at = self.clock.now()
@@ -474,13 +429,11 @@ class EngineLine:
             case Cached() | Blocks():
                 self._on_cached(message)
             case Ready(facts):
-                if self.state is EngineState.STARTING:
-                    self.state = EngineState.READY
-                    self._facts = facts
-                    self._on_ready()
+                if self.life.state is EngineState.STARTING:
+                    self._on_ready(self.life.ready(facts))
             case Failed(reason, _):
-                self.failed = message
-                self._end(EngineState.DEAD, reason)
+                self.life.die(reason, failed=message)
+                self._end()
 
     def _answered(self, call_id: int, answer: Answer) -> None:
         if call_id == self._open_order:

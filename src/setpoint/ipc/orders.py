@@ -332,7 +332,7 @@ class Orders:
     async def flush(self) -> bool:
         """Flush the caches if all engines can: each is idle, or its paused requests keep no memory,
         and no signal has stopped it. Returns whether they have."""
-        if any(line.is_suspended for line in self._fleet.lines):
+        if any(line.life.is_suspended for line in self._fleet.lines):
             return False
         try:
             async with self.at_rest(flushes=True):
@@ -342,7 +342,7 @@ class Orders:
                 raise
             return False
         return all(each.is_flushed for each in done) and not any(
-            line.is_suspended for line in self._fleet.lines
+            line.life.is_suspended for line in self._fleet.lines
         )
 
     async def release(self, parts: Collection[MemoryPart]) -> None:

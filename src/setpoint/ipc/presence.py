@@ -1,4 +1,4 @@
-"""Since when ranks compute nothing, how long that may last, and why their earlier engines ended."""
+"""Since when ranks compute nothing, and how long that may last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Literal
 
 from setpoint.core.standing import Standing
 from setpoint.ipc.balance import Load
-from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.engine_life import EngineLife, EngineState
+from setpoint.ipc.line import EngineLine
 from setpoint.ipc.orders import Orders
 
 RESTARTS = 2
@@ -18,23 +19,17 @@ GRACE_S = 10.0
 
 class Presence:
     def __init__(self) -> None:
-        self._deaths: dict[int, list[str]] = {}
-        """Rank -> why each of its earlier engines ended."""
         self._started_at: dict[EngineLine, float] = {}
         """When each line was started, for lines that have never taken requests."""
         self._gone_since: dict[int, float] = {}
         """Since when each rank has been gone, for ranks whose engine has ended or is starting."""
-        self._retired: set[int] = set()
         self._longest_start_s = 0.0
         self._longest_restart_s = 0.0
 
-    def attached(self, line: EngineLine, earlier: EngineLine | None) -> None:
-        """A rank has a new engine. earlier: the one that it had before."""
-        if earlier is not None:
-            self._deaths.setdefault(line.rank, []).append(earlier.death)
-        self._retired.discard(line.rank)
+    def attached(self, line: EngineLine) -> None:
+        """A rank has a new engine."""
         self._gone_since.setdefault(line.rank, line.clock.now())
-        if not line.was_ready:  # as a standby may be
+        if line.life.state is EngineState.STARTING:  # a standby may be ready
             self._started_at[line] = line.clock.now()
 
     def ended(self, line: EngineLine) -> None:
@@ -45,7 +40,7 @@ class Presence:
         self._gone_since.pop(line.rank, None)
         if (began := self._started_at.pop(line, None)) is not None:
             took_s = line.clock.now() - began
-            if line.rank in self._deaths:
+            if line.life.num_before:
                 self._longest_restart_s = max(self._longest_restart_s, took_s)
             else:
                 self._longest_start_s = max(self._longest_start_s, took_s)
@@ -56,19 +51,15 @@ class Presence:
         been one, or else the start of the server."""
         return GRACE_S + RESTARTS * (self._longest_restart_s or self._longest_start_s)
 
-    def retired(self, rank: int) -> None:
-        """An operator has taken the rank out of service."""
-        self._retired.add(rank)
-
     def standing(
-        self, line: EngineLine, orders: Orders, load: Load | None, why_never: str | None
+        self, line: EngineLine, orders: Orders, load: Load | None, why_last: str
     ) -> Standing:
-        """The state of the rank of this line, its latest. why_never: why it gets no engine after
-        one that has ended; None: it gets one."""
-        deaths = self._deaths.get(line.rank, [])
-        state = _state(line, is_last=why_never is not None, is_first=not deaths)
-        death = line.death if line.has_ended else deaths[-1] if deaths else ""
-        gone_s = line.seconds_since(self._gone_since.get(line.rank, line.suspended_at))
+        """The state of the rank of this line, its latest. why_last: why it gets no engine after
+        one that has ended; "" if it gets one."""
+        life = line.life
+        state = _state(life, is_last=bool(why_last))
+        death = life.death if life.has_ended else life.death_before
+        gone_s = line.seconds_since(self._gone_since.get(line.rank, life.suspended_at))
         still_s = line.still_s
         is_gone = state == "ended" or gone_s > self.most_s
         is_still = still_s > self.most_s and not orders.asks_for_standstill(line.rank)
@@ -78,19 +69,19 @@ class Presence:
             0 if load is None else load.num_requests,
             line.pid,
             orders.paused.get(line.rank),
-            len(deaths),
-            why_never or death,
+            life.num_before,
+            why_last or death,
             idle_s=round(max(gone_s, still_s), 3),
             is_released=orders.holds_released,
-            is_missed=is_still or (is_gone and line.rank not in self._retired),
+            is_missed=is_still or (is_gone and not life.is_retired),
         )
 
 
 def _state(
-    line: EngineLine, *, is_last: bool, is_first: bool
+    life: EngineLife, *, is_last: bool
 ) -> Literal["starting", "ready", "restarting", "stopped", "ended"]:
-    if line.has_ended:
+    if life.has_ended:
         return "ended" if is_last else "restarting"
-    if line.state is EngineState.STARTING:
-        return "starting" if is_first else "restarting"
-    return "stopped" if line.is_suspended else "ready"
+    if life.state is EngineState.STARTING:
+        return "restarting" if life.num_before else "starting"
+    return "stopped" if life.is_suspended else "ready"

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.engine_life import EngineState
+from setpoint.ipc.line import EngineLine
 from setpoint.ipc.submission import Submission
 
 MOST_CRASHES = 2
@@ -83,7 +84,7 @@ class Suspects:
         """The verdict on each request that the line had when it ended. The caller adds the suspects
         to ``waiting``. If the line was asked to end, no request is a suspect."""
         tried, computed = self._groups.pop(line, set()), set(line.suspect_numbers)
-        if line.state is EngineState.STOPPING:
+        if line.life.state is EngineState.STOPPING:
             tried, computed = set(), set()
         self._group_size = 1
         verdicts = []
@@ -92,9 +93,9 @@ class Suspects:
             each.strikes += each.was_tried or each.wire in computed
             was_alone = tried == {each} and computed <= {each.wire}
             verdict = Verdict.INNOCENT
-            if was_alone and each.strikes >= (MOST_KILLS if line.was_killed else MOST_CRASHES):
+            if was_alone and each.strikes >= (MOST_KILLS if line.life.was_killed else MOST_CRASHES):
                 verdict = Verdict.GUILTY
-            elif each.strikes >= (2 if line.was_killed else 1):
+            elif each.strikes >= (2 if line.life.was_killed else 1):
                 verdict = Verdict.SUSPECT
             verdicts.append((each, verdict))
         return verdicts

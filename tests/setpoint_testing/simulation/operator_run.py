@@ -258,7 +258,7 @@ class OperatorRun(Run):
             seconds_at_rest = seconds_at_rest + 1 if rests else 0
             await asyncio.sleep(1.0)
         for line in client.lines:
-            if line.is_ready:
+            if line.life.is_ready:
                 with suppress(EngineDeadError):
                     state = await line.get_state()
                     wanted = self._last.pauses.get(line.rank)

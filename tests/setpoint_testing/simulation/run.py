@@ -421,13 +421,13 @@ class Run:
             # A death may not have been noticed yet, and its engine will then start again.
             while not session.over.done() and seconds_at_rest < REST_S:
                 states = {each.state for each in client.standings()}
-                is_wanted = any(each.is_set() for each in session._wanted_again)
+                is_wanted = any(line.life.is_wanted for line in client.lines)
                 rests = states <= {"ready", "ended"} and not is_wanted
                 seconds_at_rest = seconds_at_rest + 1 if rests else 0
                 await asyncio.sleep(1.0)
         wanted = service.live.options.propose({}).settings
         for line in client.lines:
-            if not line.is_ready:
+            if not line.life.is_ready:
                 continue
             state = await line.get_state()
             if state.settings != wanted:

@@ -165,7 +165,7 @@ class World:
 
     def serving(self) -> list[SimulatedEngine]:
         """The engines of the ranks that take requests."""
-        ready = {line.rank for line in self.session.client.lines if line.is_ready}
+        ready = {line.rank for line in self.session.client.lines if line.life.is_ready}
         processes = self._launched.processes
         return [each for each in self.engines if each.rank in ready and each in processes]
 

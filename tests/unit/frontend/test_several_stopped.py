@@ -14,7 +14,9 @@ from setpoint.core.operations import ReleaseMemory, RestoreMemory
 from setpoint.frontend.several import models
 from setpoint.frontend.several.models import SeveralModels
 from setpoint.ipc.client import EngineClient
+from setpoint.ipc.engine_life import EngineLives
 from setpoint.ipc.line import EngineLine
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 
@@ -49,7 +51,7 @@ def test_an_engine_that_is_stopped_while_it_takes_its_memory_again_is_replaced(
 
     async def scenario() -> None:
         stopped, following, may_load = Engine(), Engine(), asyncio.Event()
-        client = EngineClient(recovers=True)
+        client = EngineClient(EngineLives(RestartBudget(0)))
         client.attach(stopped.line)
         stopped.is_ready()
         several = SeveralModels("a", most=1, clock=CLOCK)
@@ -58,7 +60,7 @@ def test_an_engine_that_is_stopped_while_it_takes_its_memory_again_is_replaced(
         working = asyncio.create_task(several.run())
         loading = asyncio.create_task(model.load())
         await stopped.line.dead.wait()
-        assert "SIGSTOP" in stopped.line.death
+        assert "SIGSTOP" in stopped.line.life.death
         assert may_load.is_set()
         client.attach(following.line)
         following.is_ready()

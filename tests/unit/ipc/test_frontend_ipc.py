@@ -28,7 +28,8 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.line import EngineLine, EngineState
+from setpoint.ipc.engine_life import EngineState
+from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.mailbox import Mailbox
 from setpoint.ipc.sockets import EngineSocket, MessageSocket
@@ -175,7 +176,7 @@ def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
         client.submit(request("a"), Mailbox())
         await asyncio.sleep(0)
         client.shutdown()
-        assert line.state is EngineState.STOPPING
+        assert line.life.state is EngineState.STOPPING
         messages: list[object] = []
         while len(messages) < 2:
             messages += receive_some(engine)

@@ -40,8 +40,10 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
 from setpoint.frontend.participants import Participants
 from setpoint.ipc.client import EngineClient
+from setpoint.ipc.engine_life import EngineLives
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 WEIGHTS = LoadWeights("step-1", "auto", flush_cache=True)
@@ -97,8 +99,8 @@ class Engine:
         self.receiver(encode(Ready(SOME_FACTS)))
 
 
-def client_of(*engines: Engine) -> EngineClient:
-    client = EngineClient(recovers=True)
+def client_of(*engines: Engine, in_step: bool = False) -> EngineClient:
+    client = EngineClient(EngineLives(RestartBudget(0), in_step=in_step))
     for engine in engines:
         client.attach(engine.line)
     engines[0].is_ready()
@@ -147,9 +149,7 @@ def test_an_engine_that_was_stopped_loads_the_weights_when_it_continues() -> Non
 def test_engines_in_step_take_requests_only_together() -> None:
     async def scenario() -> None:
         first, second = Engine(0), Engine(1)
-        for engine in (first, second):
-            engine.line.in_step_with = lambda: [first.line, second.line]
-        client = client_of(first, second)
+        client = client_of(first, second, in_step=True)
         second.is_ready()
         assert client.is_ready
         second.line.suspended(True)
@@ -174,9 +174,9 @@ def test_an_engine_that_cannot_load_what_it_has_missed_ends() -> None:
         await client.orders.load(WEIGHTS)
         second.is_ready()
         await turns()
-        assert second.line.has_ended
-        assert "It has no memory." in second.line.death
-        assert first.line.is_ready
+        assert second.line.life.has_ended
+        assert "It has no memory." in second.line.life.death
+        assert first.line.life.is_ready
 
     asyncio.run(scenario())
 
@@ -204,8 +204,8 @@ def test_weights_of_the_start_come_back_with_the_next_engine() -> None:
         second.is_ready()
         with pytest.raises(RequestError, match="no memory"):
             await client.orders.load(WEIGHTS)
-        assert first.line.has_ended
-        assert second.line.is_ready
+        assert first.line.life.has_ended
+        assert second.line.life.is_ready
 
     asyncio.run(scenario())
 
@@ -440,7 +440,7 @@ def test_an_engine_that_refuses_settings_that_it_has_missed_ends() -> None:
         second.is_ready()
         assert second.got == ["Change"]
         second.receiver(encode(Reply(1, Refused("It does not fit.", 500))))
-        assert second.line.has_ended
+        assert second.line.life.has_ended
 
     asyncio.run(scenario())
 

@@ -10,7 +10,9 @@ from setpoint.core.control import Answer, Call, Done, OperationDone, PauseMode, 
 from setpoint.core.messages import Alive, Ready, Reply, decode_to_engine, encode
 from setpoint.core.operations import MemoryPart
 from setpoint.ipc.client import EngineClient
+from setpoint.ipc.engine_life import EngineLives
 from setpoint.ipc.line import EngineLine
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 
@@ -51,7 +53,7 @@ class Engine:
 
 def with_two(scenario: Callable[[EngineClient, Engine, Engine], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        client = EngineClient(recovers=True)
+        client = EngineClient(EngineLives(RestartBudget(0)))
         first, second = Engine(0), Engine(1)
         for engine in (first, second):
             client.attach(engine.line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import socket
@@ -14,7 +13,7 @@ import pytest
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.lockstep_memory import bell_of, mapped, ring
 from setpoint.launch.parent import lockstep
-from setpoint.launch.parent.lockstep import InStep, SteppingEngines
+from setpoint.launch.parent.lockstep import SteppingEngines
 
 
 def test_engines_share_memory_until_all_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,26 +50,3 @@ def test_a_bell_wakes_the_loop_of_another_engine() -> None:
     ours.close()
     for bell in bells:
         os.close(bell)
-
-
-def test_all_have_ended_before_any_starts_again_and_one_decides() -> None:
-    decisions: list[str] = []
-
-    async def run() -> list[str]:
-        group = InStep(3)
-        seen: list[str] = []
-
-        def decide() -> str:
-            decisions.append(f"decision {len(decisions)}")
-            return decisions[-1]
-
-        async def end(delay_s: float) -> None:
-            for _ in range(2):
-                await asyncio.sleep(delay_s)
-                await group.all_have_ended(decide)
-                seen.append(group.why_never)
-
-        await asyncio.gather(end(0.0), end(0.01), end(0.02))
-        return seen
-
-    assert asyncio.run(run()) == ["decision 0"] * 3 + ["decision 1"] * 3

@@ -91,7 +91,7 @@ class ConsoleFeed:
                 try:
                     await self._look_at_facts()
                 except EngineDeadError:
-                    if not self._facts or self._service.engine.has_ended:
+                    if not self._facts or self._service.engine.lives.has_ended:
                         raise
             finally:
                 self._num_joining -= 1
@@ -120,7 +120,7 @@ class ConsoleFeed:
                             facts_at = began
                             await self._look_at_facts()
                     self._broadcast.publish(ALIVE)
-                    if self._service.engine.has_ended:
+                    if self._service.engine.lives.has_ended:
                         return
                     await asyncio.sleep(max(0.0, began + EVERY_S - loop.time()))
         finally:

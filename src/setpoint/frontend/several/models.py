@@ -55,7 +55,7 @@ class Shared:
 
     @property
     def state(self) -> str:
-        return "ended" if self.client.has_ended else str(self._turns.place(self.name))
+        return "ended" if self.client.lives.has_ended else str(self._turns.place(self.name))
 
     @property
     def expires_in_s(self) -> float:
@@ -66,7 +66,7 @@ class Shared:
         self._several.wake()
 
     async def load(self) -> None:
-        if self.client.has_ended:
+        if self.client.lives.has_ended:
             self.client.choose()  # raises the reason
         if self._turns.place(self.name) is not Place.HERE:
             self._turns.wish(self.name, self._several.now())
@@ -221,9 +221,9 @@ class SeveralModels:
         client.orders.expect(frozenset())
         began = self.now()
         while not client.is_ready:
-            if client.has_ended:
+            if client.lives.has_ended:
                 client.choose()  # raises the reason
-            is_stopped = any(line.is_suspended for line in client.lines)
+            is_stopped = any(line.life.is_suspended for line in client.lines)
             if is_stopped and self.now() - began > STOPPED_S:
                 client.orders.expect(frozenset(PARTS))  # should it go on later
                 raise EngineDeadError(STOPPED)
@@ -254,10 +254,10 @@ class SeveralModels:
         except EngineDeadError:
             # Its next engine waits for ``may_load``, but one may be loading already.
             client.orders.expect(frozenset(PARTS))
-            while any(not (line.is_closed or line.is_ready) for line in client.lines):
+            while any(not (line.life.is_gone or line.life.is_ready) for line in client.lines):
                 await asyncio.sleep(LOOK_S)
             for line in client.lines:
-                if line.is_ready:  # and was told to give its memory back
+                if line.life.is_ready:  # and was told to give its memory back
                     with suppress(EngineDeadError):
                         await line.get_state()
 
@@ -270,7 +270,7 @@ async def _carried_out(order: Awaitable[None], client: EngineClient) -> None:
         await asyncio.sleep(STOPPED_S)
         while True:
             for line in client.lines:
-                if line.is_suspended:
+                if line.life.is_suspended:
                     line.dismiss(STOPPED)
             await asyncio.sleep(LOOK_S)
 

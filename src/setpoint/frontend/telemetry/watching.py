@@ -59,7 +59,7 @@ class Life:
     @property
     def death(self) -> str:
         """Why the engine has ended; "" if it has not."""
-        return self.line.death if self.line.has_ended else ""
+        return self.line.life.death
 
     def last(self, seconds: float) -> list[Moment]:
         """The moments that ended in the last ``seconds`` before the end of the last one."""
@@ -205,7 +205,7 @@ class Watch:
         for line in self._client.lines:
             life = self._lives.get(line.rank)
             # One that is loading is not known yet; until it is ready, the one before is the latest.
-            if line.was_ready and (life is None or life.line is not line):
+            if line.life.facts and (life is None or life.line is not line):
                 self._lives[line.rank] = Life(line)
         await asyncio.gather(*map(self._ask, self._lives.values()))
         if len(self._lives) > 1:
@@ -263,7 +263,7 @@ class Watch:
         told = [
             _end(life.moments[-1])
             for life in self._lives.values()
-            if life.moments and not life.line.has_ended
+            if life.moments and not life.line.life.has_ended
         ]
         until = min((end for end in told if now - end < LATE_S), default=now - LATE_S)
         first = min(lane.moments[0].at for lane in lanes)

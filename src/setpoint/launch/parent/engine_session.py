@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import RequestError
+from setpoint.ipc.engine_life import EngineLife, EngineLives, EngineState, Successor
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint.launch.parent.engine import Launched
 from setpoint.launch.parent.launched_engine import LaunchedEngine
-from setpoint.launch.parent.lockstep import InStep
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.process import EngineProcess, StartupError
-from setpoint.launch.parent.restart_budget import RestartBudget
 from setpoint.launch.parent.standby import Standby
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ OUT = "The engine was taken out of service (scale_down)."
 
 class EngineSession:
     """Launched engines on a running event loop; an async context manager whose exit ends them in
-    order. An engine that dies is started again (--max-engine-restarts)."""
+    order. ``EngineLives`` decides what follows an engine that dies (--max-engine-restarts)."""
 
     def __init__(
         self,
@@ -65,11 +66,15 @@ class EngineSession:
 
         parallel = engine.served.config.options.parallel
         self.engine = engine
+        self._lives = EngineLives(
+            RestartBudget(parallel.max_engine_restarts, clock.now),
+            in_step=parallel.enable_dp_attention,
+        )
         self.client: EngineClient = EngineClient(
+            self._lives,
             balance=make_balance(parallel.load_balance_method)
             if engine.served.tells_prefixes
             else None,
-            recovers=True,
             blocks=blocks,
         )
         self.exit_s = EXIT_S
@@ -81,38 +86,23 @@ class EngineSession:
         self._storage = storage
         self._service: Service | None = None
         self._live: LiveConfig | None = None
-        self._restarts = RestartBudget(parallel.max_engine_restarts, clock.now)
-        num_ranks = len(engine.processes)
-        self._lives = [0] * num_ranks
-        """Number of engines that each rank had before its latest one."""
         self._engines: dict[int, LaunchedEngine] = {}
         """Rank -> its current or last engine."""
-        self._was_ready = [asyncio.Event() for _ in range(num_ranks)]
-        """Whether an engine of each rank has ever taken requests."""
-        self._given_up: set[int] = set()
-        """The ranks that get no engine until ``retry``."""
-        self._out: set[int] = set()
-        """The ranks that are out of service. A rank is given up as soon as its engine has ended."""
-        self._wanted_again = [asyncio.Event() for _ in range(num_ranks)]
-        self._all_given_up = asyncio.Event()
-        self._is_ending = False
+        self._changed = asyncio.Event()
+        """Set for a moment when the engines have changed in a way for which ``_until`` waits."""
         self.may_load = asyncio.Event()
         """Whether an engine may be started; cleared while another model has the room."""
         if engine.several is None:
             self.may_load.set()
-        self._in_step = InStep(num_ranks) if parallel.enable_dp_attention else None
-        """The ranks whose engines compute in step; None: each engine computes by itself."""
         self._standby = self._make_standby() if parallel.engine_standby else None
         self._standby_keeper: asyncio.Task[None] | None = None
 
     def _make_standby(self) -> Standby:
         parallel = self.engine.served.config.options.parallel
         return Standby(
-            self.client,
-            self._restarts,
+            self._lives,
             RestartBudget(parallel.max_engine_restarts, self._clock.now),
             start=self._start_standby,
-            unused=self._free_life,
             present_job=self._present_job,
         )
 
@@ -122,12 +112,13 @@ class EngineSession:
         ]
         self.over: asyncio.Task[None] = asyncio.create_task(self._until_over(keepers))
         """Done when no engine is left and none is started."""
+        self.over.add_done_callback(lambda _: self._look())
         if self._standby is not None:
             self._standby_keeper = asyncio.create_task(self._keep_standby(self._standby))
         return self
 
     async def _until_over(self, keepers: list[asyncio.Task[None]]) -> None:
-        given_up = asyncio.create_task(self._all_given_up.wait())
+        given_up = asyncio.create_task(self._until(lambda: self._lives.is_over))
         try:
             await asyncio.wait([given_up, *keepers], return_when=asyncio.FIRST_COMPLETED)
             for keeper in keepers:
@@ -137,6 +128,16 @@ class EngineSession:
             for task in (given_up, *keepers):
                 task.cancel()
             await asyncio.gather(given_up, *keepers, return_exceptions=True)
+
+    async def _until(self, holds: Callable[[], object]) -> None:
+        """Wait until this holds; looks at it whenever ``_look`` is called."""
+        while not holds():
+            await self._changed.wait()
+
+    def _look(self) -> None:
+        """Have everybody look who waits for a change of the engines."""
+        self._changed.set()
+        self._changed.clear()
 
     async def __aexit__(
         self,
@@ -171,12 +172,11 @@ class EngineSession:
     def shutdown(self) -> None:
         """Ask the engines to end; they are not replaced. Open requests fail. Those that read no
         messages, because they are loading or a signal has stopped them, are killed."""
-        self._is_ending = True
         self.may_load.set()
         deaf = [
             engine
             for engine in self._engines.values()
-            if engine.line.is_suspended or not (engine.line.was_ready or engine.line.has_ended)
+            if engine.line.life.is_suspended or engine.line.life.state is EngineState.STARTING
         ]
         self.client.shutdown()
         for engine in deaf:
@@ -200,18 +200,12 @@ class EngineSession:
 
         self._phases.mark("HTTP")
         started = self._clock.now()
-        ready: list[asyncio.Future[Any]] = [
-            asyncio.create_task(each.wait()) for each in self._was_ready
-        ]
-        try:
-            over: asyncio.Future[Any] = asyncio.shield(self.over)
-            await asyncio.wait({*ready, over}, return_when=asyncio.FIRST_COMPLETED)
-            took_s = self._clock.now() - started
-            if not over.done():
-                await asyncio.wait(ready, timeout=max(took_s, 1.0))
-        finally:
-            for task in ready:
-                task.cancel()
+        over, num_ranks = self.over, len(self.engine.processes)
+        await self._until(lambda: over.done() or self._lives.num_served)
+        took_s = self._clock.now() - started
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(took_s, 1.0)):
+                await self._until(lambda: over.done() or self._lives.num_served == num_ranks)
         if not self.client.is_ready:
             raise StartupError(self.death)
         self.engine.waiting.end()
@@ -233,33 +227,33 @@ class EngineSession:
 
     @property
     def max_restarts(self) -> int:
-        return self._restarts.most
+        return self._lives.restarts.most
 
     @property
     def restarts_left(self) -> int:
-        return self._restarts.left
+        return self._lives.restarts.left
 
     def retry(self, ranks: Collection[int]) -> None:
         """Start engines for those of these ranks that have none, with as many restarts as after a
         start of the server."""
-        self._restarts.reset()
+        self._lives.restarts.reset()
         if self._standby is not None:
             self._standby.try_again()
         for rank in ranks:
             # One that is being taken out of service gets its next engine when this one has ended.
-            if rank in self._given_up or rank in self._out:
-                self._wanted_again[rank].set()
+            self._lives.want(rank)
+        self._look()
 
     def scale_down(self, ranks: Collection[int]) -> None:
         """Take ranks out of service: their requests continue on the other engines, and their
         engines end. Raises RequestError if no engine that takes requests would be left."""
-        if self._in_step is not None:
+        if self._lives.in_step:
             raise RequestError(
                 "With --enable-dp-attention, the engines compute in step, and none can be taken out"
                 " of service alone. End the server instead."
             )
         paused = self.client.orders.paused
-        ready = {line.rank for line in self.client.lines if line.is_ready} - self._out
+        ready = {line.rank for line in self.client.ready()}
         left = ready - set(ranks)
         if not left:
             raise RequestError(
@@ -272,46 +266,36 @@ class EngineSession:
                 "The engines that would be left are paused, so all requests would wait. End their"
                 " pause first (retry)."
             )
-        for rank in ranks:
-            self._wanted_again[rank].clear()
-        for rank in set(ranks) - self._out:
-            self._out.add(rank)
+        for rank in set(ranks):
             engine = self._engines[rank]
-            # An engine that is loading reads no messages.
-            ends_in_s = self.exit_s if engine.line.is_ready else 0.0
-            logger.warning("Engine %d is taken out of service (scale_down).", rank)
+            life = engine.line.life
+            if not life.is_retired:
+                # An engine that is loading reads no messages.
+                ends_in_s = self.exit_s if life.is_ready else 0.0
+                logger.warning("Engine %d is taken out of service (scale_down).", rank)
+                asyncio.get_running_loop().call_later(ends_in_s, engine.process.kill)
             self.client.retire(rank, OUT)
-            asyncio.get_running_loop().call_later(ends_in_s, engine.process.kill)
 
     async def _keep(self, rank: int) -> None:
         """Keep an engine running for the rank as long as restarts are allowed, and again when an
         operator asks for it."""
         await self.may_load.wait()
-        if self._is_ending:
+        if not self._lives.recovers:
             return
         self.engine.start_first(rank)
-        engine = self._launched(rank, self.engine.processes[rank], life=0)
+        engine = self._launched(rank, self.engine.processes[rank], number=0)
         while True:
-            why_not = await self._serve(rank, engine)
-            self.death = why_not
-            self._given_up.add(rank)
-            self.client.lost(rank, why_not)
-            if not (self._is_ending or self.client.has_ended or rank in self._out):
+            self.death = await self._serve(rank, engine)
+            self.client.lost(rank, self.death)
+            line = self._engines[rank].line
+            if not (self._lives.has_ended or line.life.is_retired):
                 logger.error(
                     "Engine %s is not started again, and the other engines go on serving: %s",
-                    engine.line.label,
-                    why_not,
+                    line.label,
+                    self.death,
                 )
-            if self._is_ending:  # whatever an operator has asked for before
-                self._wanted_again[rank].clear()
-            is_wanted = any(each.is_set() for each in self._wanted_again)
-            if len(self._given_up) == len(self._lives) and not is_wanted:
-                self._all_given_up.set()
-            await self._wanted_again[rank].wait()
-            self._wanted_again[rank].clear()
-            self._given_up.discard(rank)
-            self._out.discard(rank)
-            line = self._engines[rank].line
+            self._look()
+            await self._until(lambda: self._engines[rank].line.life.is_wanted)
             logger.info("Engine %s is started again, because an operator asked for it.", line.label)
             engine = self._start_again(line)
 
@@ -320,19 +304,17 @@ class EngineSession:
         engine."""
         while True:
             self._engines[rank] = engine
-            line = engine.line
-            if self._in_step is not None:
-                line.in_step_with = lambda: [each.line for each in self._engines.values()]
+            line, life = engine.line, engine.line.life
             self.client.attach(line)
-            starting = asyncio.create_task(self._start(line, engine.process))
+            starting = asyncio.create_task(self._start(engine))
             await (engine.watching or self._watching(engine))
             starting.cancel()
             line.close()
-            if self._in_step is not None:
-                await self._all_end(self._in_step, line)
-            if not (line.was_ready or self._why_never(line)):
+            if self._lives.in_step:
+                await self._all_end(life)
+            if not (life.facts or self._lives.why_never(life)):
                 await asyncio.sleep(RETRY_S)
-            if not self._why_never(line):
+            if not self._lives.why_never(life):
                 await self._moved_requests_go_on()
             await self.may_load.wait()
             following = self._following(line)
@@ -340,25 +322,17 @@ class EngineSession:
                 return following
             engine = following
 
-    async def _all_end(self, ranks: InStep, ended: EngineLine) -> None:
+    async def _all_end(self, ended: EngineLife) -> None:
         """End the engines that compute in step with one that has ended, and wait until all have.
         The last one decides for all whether they are started again."""
         for engine in self._engines.values():
-            if not (engine.line.has_ended or self._is_ending):
+            if self._lives.recovers and not engine.line.life.has_ended:
                 why = f"engine {ended.rank}, with which it computes in step, has ended"
                 engine.line.dismiss(f"{why}: {ended.death}")
                 engine.process.kill()
-        lines = [engine.line for engine in self._engines.values()]
-
-        def decide() -> str:
-            if why_never := next(filter(None, map(self._why_never, lines)), ""):
-                return why_never
-            if not self._restarts.left:
-                return self._no_restart_left(ended)
-            self._restarts.spend()
-            return ""
-
-        await ranks.all_have_ended(decide)
+        if self._lives.follow_together(ended):
+            self._look()
+        await self._until(lambda: ended.decision)
 
     async def _moved_requests_go_on(self) -> None:
         """Wait until the requests that have moved to another engine have got tokens again, unless
@@ -374,24 +348,24 @@ class EngineSession:
         return asyncio.create_task(engine.process.watch(engine.line, watchdog_s=watchdog_s))
 
     async def _keep_standby(self, standby: Standby) -> None:
-        await self._was_ready[0].wait()
+        await self._until(lambda: self._lives.num_served)
         await standby.keep()
 
     def _start_standby(self) -> LaunchedEngine:
         (line,) = self.client.lines
-        self._lives[0] += 1
-        process = self.engine.start_another(0, self._job(line, is_standby=True))
-        engine = self._launched(0, process, life=self._lives[0])
+        number = self._next_number(0)
+        process = self.engine.start_another(0, self._job(line, number, is_standby=True))
+        engine = self._launched(0, process, number=number)
         engine.made_from = self._present_job()
         engine.line.start(_ignore, _ignore, _ignore, _ignore)
         engine.watching = self._watching(engine)
         return engine
 
-    def _free_life(self, engine: LaunchedEngine) -> None:
-        """Note that a standby has ended without having served, so that the next engine may have its
-        number and the name of its recording."""
-        if self._lives[0] == engine.life:
-            self._lives[0] -= 1
+    def _next_number(self, rank: int) -> int:
+        """The number of the rank's next engine, which names its recording: not that of its engine
+        or of a standby that is there. One that has ended without having served leaves it free."""
+        standby = None if self._standby is None else self._standby.engine
+        return 1 + max(each.number for each in (self._engines[rank], standby) if each is not None)
 
     def _present_job(self) -> tuple[object, ...]:
         """The data from which the job of an engine would be made now."""
@@ -399,7 +373,7 @@ class EngineSession:
         checkpoint = None if self._service is None else self._service.checkpoint
         return config, checkpoint, self.client.orders.storage
 
-    def _launched(self, rank: int, process: EngineProcess, *, life: int) -> LaunchedEngine:
+    def _launched(self, rank: int, process: EngineProcess, *, number: int) -> LaunchedEngine:
         from setpoint.ipc.line import EngineLine
 
         line = EngineLine(
@@ -410,13 +384,13 @@ class EngineSession:
             on_progress=self.engine.waiting.doing,
             clock=self._clock,
         )
-        return LaunchedEngine(process, line, life)
+        return LaunchedEngine(process, line, number)
 
-    async def _start(self, line: EngineLine, process: EngineProcess) -> None:
+    async def _start(self, engine: LaunchedEngine) -> None:
         """Wait until the engine takes requests; end it if that takes too long."""
-        started = self._clock.now()
+        line, started = engine.line, self._clock.now()
         if await line.wait_ready(timeout_s=READY_TIMEOUT_S):
-            if self._lives[line.rank]:
+            if engine.number:
                 logger.info(
                     "Engine %s is ready again after %.1f s.",
                     line.label,
@@ -424,72 +398,49 @@ class EngineSession:
                 )
             elif self._service is not None:
                 logger.info("Engine %s is ready, too.", line.label)
-            self._was_ready[line.rank].set()
-        elif not line.has_ended:
+            self._look()
+        elif not line.life.has_ended:
             line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
-            process.kill()
-
-    def _why_never(self, line: EngineLine) -> str:
-        """Why the rank of a line that has ended gets no further engine, even if restarts are left;
-        "" if it may get one."""
-        if self._is_ending:
-            return line.death
-        if line.rank in self._out:
-            return OUT
-        if not self._was_ready[line.rank].is_set():
-            return f"It could not start: {line.death}" if line.failed is None else line.death
-        if line.failed is not None and line.failed.is_final:
-            return line.death
-        return ""
+            engine.process.kill()
 
     def _following(self, line: EngineLine) -> LaunchedEngine | str:
         """The engine that replaces an ended one: the standby, if there is one with the current
         options and weights, or a new engine; otherwise the reason why there is none."""
-        if self._in_step is not None:
-            return self._in_step.why_never or self._started_again(line)
-        if why_never := self._why_never(line):
-            return why_never
-        rank = line.rank
-        standby = None if self._standby is None else self._standby.take()
-        if standby is None and not self._restarts.left:
-            return self._no_restart_left(line)
-        self._restarts.spend()
-        if standby is not None:
-            logger.warning("The standby takes the place of engine %d %s", rank, self._spent())
-            self.engine.replace(rank, standby.process)
-            return standby
-        return self._started_again(line)
-
-    def _no_restart_left(self, line: EngineLine) -> str:
-        most = self._restarts.most
-        return f"{line.death} It is not started again: --max-engine-restarts is {most} an hour."
+        usable = None if self._standby is None else self._standby.usable
+        decision = self._lives.follow(line.life, has_standby=usable is not None)
+        if isinstance(decision, str):
+            return decision
+        if decision is Successor.RESTART:
+            logger.warning("Engine %s is started again %s", line.label, self._spent())
+            return self._start_again(line)
+        assert self._standby is not None
+        logger.warning("The standby takes the place of engine %d %s", line.rank, self._spent())
+        standby = self._standby.take()
+        self.engine.replace(line.rank, standby.process)
+        return standby
 
     def _spent(self) -> str:
-        num_open, restarts = self.client.num_open, self._restarts
+        num_open, restarts = self.client.num_open, self._lives.restarts
         go_on = "1 request goes on" if num_open == 1 else f"{num_open} requests go on"
         return f"({restarts.num_spent} of at most {restarts.most} in an hour); {go_on}."
 
-    def _started_again(self, line: EngineLine) -> LaunchedEngine:
-        logger.warning("Engine %s is started again %s", line.label, self._spent())
-        return self._start_again(line)
-
     def _start_again(self, line: EngineLine) -> LaunchedEngine:
         """A new engine that replaces an ended one."""
-        self._lives[line.rank] += 1
-        process = self.engine.start_again(line.rank, self._job(line))
-        return self._launched(line.rank, process, life=self._lives[line.rank])
+        number = self._next_number(line.rank)
+        process = self.engine.start_again(line.rank, self._job(line, number))
+        return self._launched(line.rank, process, number=number)
 
-    def _job(self, before: EngineLine, *, is_standby: bool = False) -> EngineJob:
+    def _job(self, before: EngineLine, number: int, *, is_standby: bool = False) -> EngineJob:
         """The job of an engine that replaces another: with the current live options and weights,
         and a pool no larger than the earlier one."""
         served, live, service = self.engine.served, self._live, self._service
         config = served.config if live is None else live.config
-        if before.was_ready:
-            num_tokens = before.facts.max_total_num_tokens
+        if before.life.facts is not None:
+            num_tokens = before.life.facts.max_total_num_tokens
             config = replace(config, options=config.options.replace(max_total_tokens=num_tokens))
         return served.job(
             rank=before.rank,
-            life=self._lives[before.rank],
+            life=number,
             config=config,
             checkpoint=None if service is None else service.checkpoint,
             is_standby=is_standby,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class LaunchedEngine:
     process: EngineProcess
     line: EngineLine
-    life: int
-    """Number of engines that its rank had before it."""
+    number: int
+    """Number of the engine among those of its rank that have served or may serve, from 0."""
     watching: asyncio.Task[None] | None = None
     """Done when the process has ended; None until its line has an owner."""
     made_from: object = None

@@ -1,10 +1,8 @@
-"""Engines that compute in step (DP attention, decision 0069) start together, and end together."""
+"""Starts engines that compute in step (DP attention, decision 0069)."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
@@ -50,25 +48,3 @@ class SteppingEngines:
         while self._descriptors:
             os.close(self._descriptors.pop())
         self._started.clear()
-
-
-class InStep:
-    """Waits until all have ended, before any gets a successor."""
-
-    def __init__(self, size: int) -> None:
-        self.why_never = ""
-        """Why these engines get no successors; "" if they do. Valid after ``all_have_ended``."""
-        self._size = size
-        self._num_ended = 0
-        self._all_ended = asyncio.Event()
-
-    async def all_have_ended(self, decide: Callable[[], str]) -> None:
-        """Called for every engine that has ended; waits for the others. decide: called once, for
-        all, returns ``why_never``."""
-        all_ended = self._all_ended
-        self._num_ended += 1
-        if self._num_ended == self._size:
-            self.why_never = decide()
-            self._num_ended, self._all_ended = 0, asyncio.Event()
-            all_ended.set()
-        await all_ended.wait()

@@ -336,7 +336,7 @@ async def _open(
     gc.set_threshold(*GC_THRESHOLDS)
     logger.info("The server is fired up and ready to roll!")
     for line in session.client.lines:
-        if line.was_ready:
+        if line.life.facts is not None:
             logger.debug("Start-up took %s; engine: %s", phases, _seconds(line.facts.phases))
     url = address(options.server.host, options.server.port)
     model = options.model.served_model_name if service.residence.is_shared else None

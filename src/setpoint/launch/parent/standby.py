@@ -10,14 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from setpoint.core.errors import SetpointError
+from setpoint.ipc.engine_life import EngineLives
+from setpoint.ipc.restart_budget import RestartBudget
 from setpoint.launch.parent.launched_engine import LaunchedEngine
-from setpoint.launch.parent.restart_budget import RestartBudget
-
-if TYPE_CHECKING:
-    from setpoint.ipc.client import EngineClient
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +31,16 @@ start."""
 class Standby:
     def __init__(
         self,
-        client: EngineClient,
-        serving: RestartBudget,
+        lives: EngineLives,
         deaths: RestartBudget,
         *,
         start: Callable[[], LaunchedEngine],
-        unused: Callable[[LaunchedEngine], None],
         present_job: Callable[[], object],
     ) -> None:
-        """serving: the restarts of serving engines. deaths: the deaths of standbys. start: starts a
-        standby. unused: is called with a standby that has ended without having served. present_job:
-        returns the data from which the job of an engine would be made now."""
-        self._client = client
-        self._serving = serving
+        """deaths: the deaths of standbys. start: starts a standby. present_job: returns the data
+        from which the job of an engine would be made now."""
+        self._lives = lives
         self._start = start
-        self._unused = unused
         self._present_job = present_job
         self._deaths = deaths
         self._num_failed_starts = 0
@@ -64,30 +56,36 @@ class Standby:
         while True:
             engine = self.engine
             if engine is None:
-                if self._client.is_ready and self._may_start():
+                if self._lives.is_ready and self._may_start():
                     await self._begin()
-            elif engine.line.has_ended:
+            elif (life := engine.line.life).has_ended:
                 self.end()
-                failed = engine.line.failed
+                failed = life.failed
                 if failed is not None and failed.is_final:
                     self._why_none = f"The standby engine is not started again. {failed.message}"
-                await self._died(engine.line.death, was_ready=engine.line.was_ready)
+                await self._died(life.death, was_ready=life.facts is not None)
             elif engine.made_from != self._present_job():
                 logger.info("The standby engine is replaced: options or weights have changed.")
                 self.end()
-            elif engine.line.is_ready and self._client.standby != "ready":
-                self._client.standby = "ready"
+            elif life.is_ready and self._lives.standby != "ready":
+                self._lives.standby = "ready"
                 self._num_failed_starts = 0
                 logger.info("The standby engine is ready.")
             await asyncio.sleep(LOOK_S)
 
-    def take(self) -> LaunchedEngine | None:
-        """The standby, which is to serve from now on, if there is one with the current options and
-        weights."""
+    @property
+    def usable(self) -> LaunchedEngine | None:
+        """The standby, if there is one with the current options and weights."""
         engine = self.engine
-        if engine is None or engine.line.has_ended or engine.made_from != self._present_job():
+        if engine is None or engine.line.life.has_ended or engine.made_from != self._present_job():
             return None
-        self.engine = self._client.standby = None
+        return engine
+
+    def take(self) -> LaunchedEngine:
+        """The usable standby, which is to serve from now on."""
+        engine = self.usable
+        assert engine is not None
+        self.engine = self._lives.standby = None
         return engine
 
     def end(self) -> None:
@@ -100,8 +98,7 @@ class Standby:
             assert engine.watching is not None
             self._leaving.add(engine.watching)
             engine.watching.add_done_callback(self._leaving.discard)
-            self._unused(engine)
-        self.engine = self._client.standby = None
+        self.engine = self._lives.standby = None
 
     async def until_gone(self) -> None:
         """Wait until the processes that were ended have."""
@@ -114,8 +111,9 @@ class Standby:
         self._num_failed_starts, self._why_none = 0, ""
 
     def _may_start(self) -> bool:
-        most = self._serving.most
-        if self._serving.num_spent > most:  # a standby has taken over beyond the limit
+        restarts = self._lives.restarts
+        most = restarts.most
+        if restarts.num_spent > most:  # a standby has taken over beyond the limit
             self._log_absence(f"No standby is started: --max-engine-restarts is {most} an hour.")
             return False
         if self._why_none:
@@ -125,8 +123,8 @@ class Standby:
 
     def _log_absence(self, why: str) -> None:
         """Log, once, why there is no standby."""
-        if self._client.standby != "ended":
-            self._client.standby, self._client.standby_death = "ended", why
+        if self._lives.standby != "ended":
+            self._lives.standby, self._lives.standby_death = "ended", why
             logger.error("%s", why)
 
     async def _begin(self) -> None:
@@ -135,7 +133,7 @@ class Standby:
         except (OSError, SetpointError) as error:
             await self._died(str(error), was_ready=False)
         else:
-            self._client.standby = "starting"
+            self._lives.standby = "starting"
 
     async def _died(self, death: str, *, was_ready: bool) -> None:
         self._count(death, was_ready=was_ready)
@@ -144,8 +142,8 @@ class Standby:
 
     def _count(self, death: str, *, was_ready: bool) -> None:
         logger.warning("The standby engine has ended: %s", death)
-        self._client.num_standby_deaths += 1
-        self._client.standby_death = death
+        self._lives.num_standby_deaths += 1
+        self._lives.standby_death = death
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         if self._num_failed_starts >= MOST_FAILED_STARTS:
             self._why_none = (

@@ -24,5 +24,5 @@ async def until_silent(is_stopped: Callable[[], bool], line: EngineLine, limit_s
     heard, since = line.num_received, clock.now()
     while clock.now() - since < limit_s:
         await asyncio.sleep(LOOK_S)
-        if line.num_received != heard or not line.is_ready or is_stopped():
+        if line.num_received != heard or not line.life.is_ready or is_stopped():
             heard, since = line.num_received, clock.now()

@@ -12,12 +12,20 @@ from setpoint.core.control import Moments
 from setpoint.core.moments import Moment
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.watching import Watch
+from setpoint.ipc.engine_life import EngineLife
+from setpoint_testing.fake_engine import SOME_FACTS
 
 
 class Line:
     """An engine that has finished these moments."""
 
-    rank, was_ready, has_ended = 0, True, False
+    rank = 0
+
+    @property
+    def life(self) -> EngineLife:
+        life = EngineLife()
+        life.ready(SOME_FACTS)
+        return life
 
     def __init__(self, *parts: list[Moment]) -> None:
         self._parts = list(parts)

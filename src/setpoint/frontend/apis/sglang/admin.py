@@ -169,7 +169,7 @@ class AdminRoutes:
         return _refused(request, f"Cache not flushed: {self._why_not_flushed()}.")
 
     def _why_not_flushed(self) -> str:
-        stopped = [str(line.rank) for line in self._engine.lines if line.is_suspended]
+        stopped = [str(line.rank) for line in self._engine.lines if line.life.is_suspended]
         if stopped:
             return f"a signal has stopped the process of engine {', '.join(stopped)}"
         return f"there are pending requests. {PAUSE_FIRST} ({FLUSH_ROUTE}?timeout=60)"

@@ -49,7 +49,7 @@ class ExpertRecordRoutes:
         """Have every engine do it; returns the files that they write. Engines that compute in step
         each count the tokens of all of them, so only one of these does it."""
         several, line = len(self._engine.lines) > 1, self._engine.choose()
-        if line.in_step_with():
+        if self._engine.lives.in_step:
             return [(await line.operate(RecordExperts(action, str(path or "")))).path]
 
         def path_of(rank: int) -> str:

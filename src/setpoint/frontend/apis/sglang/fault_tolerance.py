@@ -76,8 +76,8 @@ class FaultToleranceRoutes:
                 "num_waiting": engine.num_waiting,
                 "max_engine_restarts": self._supervisor.max_restarts,
                 "restarts_left": self._supervisor.restarts_left,
-                "standby": engine.standby,
-                "standby_death": engine.standby_death,
+                "standby": engine.lives.standby,
+                "standby_death": engine.lives.standby_death,
             }
         )
 

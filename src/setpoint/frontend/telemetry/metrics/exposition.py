@@ -89,7 +89,7 @@ class Metrics:
     async def ask(self) -> None:
         """Get the engines' present figures. An engine that is dead, stopped or silent leaves its
         last ones."""
-        lines = [line for line in self._client.lines if line.is_ready]
+        lines = [line for line in self._client.lines if line.life.is_ready]
         await asyncio.gather(*map(self._ask_one, lines))
 
     async def _ask_one(self, line: EngineLine) -> None:
@@ -132,9 +132,9 @@ class Metrics:
         values: dict[str, float] = {
             "sglang:routing_keys_active": len(keys) - ("" in keys),
             "setpoint:engine_up": self._client.is_ready,
-            "setpoint:standby_ready": self._client.standby == "ready",
-            "setpoint:engine_starts": self._client.num_lines,
-            "setpoint:standby_deaths": self._client.num_standby_deaths,
+            "setpoint:standby_ready": self._client.lives.standby == "ready",
+            "setpoint:engine_starts": self._client.lives.num_started,
+            "setpoint:standby_deaths": self._client.lives.num_standby_deaths,
             "setpoint:kv_event_batches": 0 if blocks is None else blocks.num_published,
             "setpoint:kv_event_overruns": 0 if blocks is None else blocks.num_overruns,
         }

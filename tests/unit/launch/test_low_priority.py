@@ -1,4 +1,4 @@
-"""Restarts within an hour, and work at a low priority."""
+"""Work at a low priority."""
 
 from __future__ import annotations
 
@@ -9,26 +9,6 @@ from contextvars import ContextVar
 import pytest
 
 from setpoint.launch.child.low_priority import NICE, at_low_priority
-from setpoint.launch.parent.restart_budget import HOUR_S, RestartBudget
-
-
-def test_restarts_come_back_after_an_hour() -> None:
-    now = 0.0
-    budget = RestartBudget(2, lambda: now)
-    assert (budget.left, budget.num_spent) == (2, 0)
-    budget.spend()
-    now = HOUR_S / 2
-    budget.spend()
-    assert budget.left == 0
-    budget.spend()  # a standby that takes over beyond the limit
-    assert (budget.left, budget.num_spent) == (0, 3)
-    now = HOUR_S + 1
-    assert (budget.left, budget.num_spent) == (0, 2)
-    now = 2 * HOUR_S
-    assert (budget.left, budget.num_spent) == (2, 0)
-    budget.spend()
-    budget.reset()
-    assert budget.left == 2
 
 
 def priority() -> int:

@@ -1,0 +1,213 @@
+"""Engines of few ranks that start, serve, stop and end in any order, with an operator who takes ranks
+out of service and wants them again: what follows an end, and what never does."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from setpoint.core.messages import Failed
+from setpoint.ipc.engine_life import MOVES, EngineLife, EngineLives, EngineState, Successor
+from setpoint.ipc.restart_budget import HOUR_S, RestartBudget
+from setpoint_testing.fake_engine import SOME_FACTS
+
+RANKS = st.integers(0, 2)
+ENDS = st.sampled_from(["stop", "crash", "kill", "fail", "fail for good"])
+ACTS = {
+    EngineState.READY: lambda life: life.ready(SOME_FACTS),
+    EngineState.STOPPING: lambda life: life.stop("It was asked to."),
+    EngineState.DEAD: lambda life: life.die("It crashed."),
+    EngineState.GONE: lambda life: life.close(),
+    EngineState.GIVEN_UP: lambda life: life.give_up("Nobody wants it."),
+}
+
+
+class Engines(RuleBasedStateMachine):
+    """Does what the session of engines does, and notes what must not be forgotten."""
+
+    @initialize(ranks=st.integers(1, 3), most=st.integers(0, 2), in_step=st.booleans())
+    def begin(self, ranks: int, most: int, in_step: bool) -> None:
+        self.now = 0.0
+        self.most = most
+        self.lives = EngineLives(RestartBudget(most, lambda: self.now), in_step=in_step)
+        self.latest: dict[int, EngineLife] = {}
+        self.all: list[EngineLife] = []
+        self.ended: set[EngineLife] = set()
+        self.out: set[int] = set()
+        """The ranks that an operator has taken out of service, and not wanted since."""
+        self.restarts: list[float] = []
+        self.num_standbys = 0
+        self.has_ended = False
+        for rank in range(ranks):
+            self._start(EngineLife(rank))
+
+    def _start(self, life: EngineLife) -> None:
+        assert not self.has_ended, "a server that ends starts no engine"
+        assert life.rank not in self.out, "a rank out of service gets no engine"
+        before = self.latest.get(life.rank)
+        self.lives.start(life)
+        self.latest[life.rank] = life
+        self.all.append(life)
+        if before is not None:
+            assert before.state is EngineState.REPLACED
+            assert (life.num_before, life.death_before) == (before.num_before + 1, before.death)
+
+    def _living(self, rank: int) -> EngineLife | None:
+        life = self.latest.get(rank)
+        return None if life is None or life.has_ended else life
+
+    @rule(rank=RANKS)
+    def ready(self, rank: int) -> None:
+        life = self._living(rank)
+        if life is not None and life.state is EngineState.STARTING:
+            assert list(life.ready(SOME_FACTS)) == [life]
+
+    @rule(rank=RANKS)
+    def signal(self, rank: int) -> None:
+        life = self._living(rank)
+        if life is None:
+            return
+        if not life.is_suspended:
+            life.suspend(self.now)
+            assert not life.is_ready
+        else:
+            ready = {each for each in self.latest.values() if each.is_ready}
+            again = set(life.go_on())
+            assert {each for each in self.latest.values() if each.is_ready} == ready | again
+
+    @rule(rank=RANKS, how=ENDS)
+    def end(self, rank: int, how: str) -> None:
+        life = self._living(rank)
+        if life is None:
+            return
+        match how:
+            case "stop":
+                life.stop("It was asked to.")
+            case "crash" | "kill":
+                life.die("It crashed.", was_killed=how == "kill")
+            case _:
+                life.die("It has failed.", failed=Failed("It has failed.", how == "fail for good"))
+
+    @rule(rank=RANKS)
+    def close(self, rank: int) -> None:
+        life = self.latest.get(rank)
+        if life is not None and life.state in (EngineState.STOPPING, EngineState.DEAD):
+            life.close()
+            if self.lives.in_step:
+                gone = [each for each in self.latest.values() if each.decision is None]
+                are_all = len(gone) == len(self.latest) and all(each.is_gone for each in gone)
+                assert self.lives.follow_together(life) is are_all
+                if are_all and life.decision is Successor.RESTART:
+                    self.restarts.append(self.now)
+
+    @rule(rank=RANKS, has_standby=st.booleans())
+    def follow(self, rank: int, has_standby: bool) -> None:
+        life, in_step = self.latest.get(rank), self.lives.in_step
+        if life is None or life.state is not EngineState.GONE or (in_step and not life.decision):
+            return
+        decision = self.lives.follow(life, has_standby=has_standby and not in_step)
+        assert self.lives.follow(life) == decision, "it is decided once"
+        following = EngineLife(rank)
+        match decision:
+            case Successor.RESTART:
+                if not in_step:
+                    self.restarts.append(self.now)
+                self._start(following)
+            case Successor.STANDBY:
+                assert has_standby
+                self.num_standbys += 1
+                following.ready(SOME_FACTS)
+                self._start(following)
+            case why:
+                assert why
+                life.give_up(why)
+                assert self.lives.why_last(life) == why
+
+    @precondition(lambda self: not self.lives.in_step)
+    @rule(rank=RANKS)
+    def out_of_service(self, rank: int) -> None:
+        life = self.latest.get(rank)
+        if life is not None:
+            life.retire("An operator took it out of service.")
+            self.out.add(rank)
+            if not life.has_ended:
+                life.stop("An operator took it out of service.")
+
+    @rule(rank=RANKS)
+    def wanted(self, rank: int) -> None:
+        self.lives.want(rank)
+        life = self.latest.get(rank)
+        if life is not None and life.is_wanted:
+            self.out.discard(rank)
+
+    @rule(rank=RANKS)
+    def start_wanted(self, rank: int) -> None:
+        life = self.latest.get(rank)
+        if life is not None and life.is_wanted and life.state is EngineState.GIVEN_UP:
+            self._start(EngineLife(rank))
+
+    @rule()
+    def half_an_hour_passes(self) -> None:
+        self.now += HOUR_S / 2 + 1.0
+
+    @rule()
+    def server_ends(self) -> None:
+        self.lives.end()
+        self.has_ended = True
+        for life in self.latest.values():
+            if not life.has_ended:
+                life.stop("The engine is shutting down.")
+
+    @invariant()
+    def ended_engines_stay_ended(self) -> None:
+        self.ended |= {each for each in self.all if each.has_ended}
+        assert not any(each.is_ready or not each.death for each in self.ended)
+
+    @invariant()
+    def each_rank_has_one_engine(self) -> None:
+        for life in self.all:
+            is_latest = self.latest[life.rank] is life
+            assert (life.state is EngineState.REPLACED) is not is_latest
+
+    @invariant()
+    def restarts_stay_within_the_budget(self) -> None:
+        assert sum(self.now - at <= HOUR_S for at in self.restarts) <= self.most
+
+    @invariant()
+    def all_in_step_wait_for_one_that_is_stopped(self) -> None:
+        if self.lives.in_step and any(each.is_suspended for each in self.latest.values()):
+            assert not self.lives.is_ready
+
+    @invariant()
+    def requests_wait_only_if_an_engine_may_come(self) -> None:
+        lives = self.lives
+        assert lives.num_started == len(self.all)
+        assert lives.has_ended is not (lives.may_come() or self._any_living())
+        if lives.is_over:
+            assert lives.has_ended
+        if self.has_ended:
+            assert not lives.may_come()
+
+    def _any_living(self) -> bool:
+        return any(not each.has_ended for each in self.latest.values())
+
+
+TestEngines = Engines.TestCase
+TestEngines.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+@pytest.mark.parametrize(("state", "to"), list(product(EngineState, ACTS)))
+def test_a_move_that_the_diagram_does_not_have_fails(state: EngineState, to: EngineState) -> None:
+    life = EngineLife()
+    life.state = state
+    if to in MOVES[state] or (to is EngineState.GONE and life.is_gone):
+        ACTS[to](life)
+        assert life.state is to or life.is_gone
+    else:
+        with pytest.raises(AssertionError, match="cannot become"):
+            ACTS[to](life)
+        assert life.state is state
