@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from setpoint.core.messages import Failed
-from setpoint.ipc.engine_life import MOVES, EngineLife, EngineLives, EngineState, Successor
-from setpoint.ipc.restart_budget import HOUR_S, RestartBudget
+from setpoint.ipc.engine_life import (
+    HOUR_S,
+    MOVES,
+    EngineLife,
+    EngineLives,
+    EngineState,
+    RestartBudget,
+    Successor,
+)
 from setpoint_testing.fake_engine import SOME_FACTS
 
 RANKS = st.integers(0, 2)
@@ -40,7 +47,6 @@ class Engines(RuleBasedStateMachine):
         self.out: set[int] = set()
         """The ranks that an operator has taken out of service, and not wanted since."""
         self.restarts: list[float] = []
-        self.num_standbys = 0
         self.has_ended = False
         for rank in range(ranks):
             self._start(EngineLife(rank))
@@ -98,34 +104,30 @@ class Engines(RuleBasedStateMachine):
         if life is not None and life.state in (EngineState.STOPPING, EngineState.DEAD):
             life.close()
             if self.lives.in_step:
-                gone = [each for each in self.latest.values() if each.decision is None]
+                gone = [each for each in self.latest.values() if not each.is_decided]
                 are_all = len(gone) == len(self.latest) and all(each.is_gone for each in gone)
                 assert self.lives.follow_together(life) is are_all
-                if are_all and life.decision is Successor.RESTART:
+                if are_all and life.successor is Successor.RESTART:
                     self.restarts.append(self.now)
 
     @rule(rank=RANKS, has_standby=st.booleans())
     def follow(self, rank: int, has_standby: bool) -> None:
         life, in_step = self.latest.get(rank), self.lives.in_step
-        if life is None or life.state is not EngineState.GONE or (in_step and not life.decision):
+        if life is None or life.state is not EngineState.GONE or (in_step and not life.is_decided):
             return
-        decision = self.lives.follow(life, has_standby=has_standby and not in_step)
-        assert self.lives.follow(life) == decision, "it is decided once"
+        successor = self.lives.follow(life, has_standby=has_standby and not in_step)
+        assert self.lives.follow(life) is successor, "it is decided once"
+        assert bool(life.why_last) is (successor is None)
         following = EngineLife(rank)
-        match decision:
-            case Successor.RESTART:
-                if not in_step:
-                    self.restarts.append(self.now)
-                self._start(following)
-            case Successor.STANDBY:
-                assert has_standby
-                self.num_standbys += 1
-                following.ready(SOME_FACTS)
-                self._start(following)
-            case why:
-                assert why
-                life.give_up(why)
-                assert self.lives.why_last(life) == why
+        if successor is None:
+            life.give_up(life.why_last)
+            return
+        if successor is Successor.STANDBY:
+            assert has_standby
+            following.ready(SOME_FACTS)
+        elif not in_step:
+            self.restarts.append(self.now)
+        self._start(following)
 
     @precondition(lambda self: not self.lives.in_step)
     @rule(rank=RANKS)
@@ -185,7 +187,6 @@ class Engines(RuleBasedStateMachine):
     @invariant()
     def requests_wait_only_if_an_engine_may_come(self) -> None:
         lives = self.lives
-        assert lives.num_started == len(self.all)
         assert lives.has_ended is not (lives.may_come() or self._any_living())
         if lives.is_over:
             assert lives.has_ended

@@ -26,10 +26,9 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.engine_life import EngineLives
+from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
-from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 

@@ -134,7 +134,7 @@ class Service:
     def _figures(self) -> dict[str, Any]:
         """Series of /metrics -> labels -> value."""
         found: dict[str, Any] = {
-            "setpoint:engine_restarts_left": {(): self.supervisor.restarts_left},
+            "setpoint:engine_restarts_left": {(): self.engine.lives.restarts.left},
             "setpoint:unread_answers": {(): self.unread.num_closed},
             "setpoint:unread_bytes": {(): self.unread.num_bytes},
         }
@@ -244,7 +244,7 @@ class Service:
             ],
             "standby": self.engine.lives.standby,
             "standby_death": self.engine.lives.standby_death,
-            "restarts_left": self.supervisor.restarts_left,
+            "restarts_left": self.engine.lives.restarts.left,
             "ranks": [asdict(each) for each in self.engine.standings()],
             "requests": self.book.info(),
         }

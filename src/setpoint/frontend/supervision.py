@@ -10,16 +10,6 @@ from setpoint.core.errors import RequestError
 
 
 class Supervisor(Protocol):
-    @property
-    def max_restarts(self) -> int:
-        """Maximum number of restarts within an hour."""
-        ...
-
-    @property
-    def restarts_left(self) -> int:
-        """Number of restarts that are left in this hour."""
-        ...
-
     def retry(self, ranks: Collection[int]) -> None:
         """Reset the count of restarts, and start engines for those of these ranks that have
         none."""
@@ -34,8 +24,6 @@ class Supervisor(Protocol):
 class NoSupervisor:
     """The supervisor of a service whose engines are started by other code. It refuses every
     instruction."""
-
-    max_restarts = restarts_left = 0
 
     def retry(self, ranks: Collection[int]) -> None:
         raise RequestError("This server cannot start or end engines: it did not start them itself.")

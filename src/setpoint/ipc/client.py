@@ -149,7 +149,8 @@ class EngineClient:
         """The state of each engine, in the order of ranks."""
         found = []
         for line in self.lines:
-            load, why_last = self._loads.get(line), self.lives.why_last(line.life)
+            load = self._loads.get(line)
+            why_last = line.life.why_last or ("" if self.lives.recovers else line.life.death)
             found.append(self._presence.standing(line, self.orders, load, why_last))
         return found
 

@@ -30,12 +30,15 @@ reads a clock. A move that the diagram does not have is a failed assertion.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+import time
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from setpoint.core.control import EngineFacts
 from setpoint.core.messages import Failed
-from setpoint.ipc.restart_budget import RestartBudget
+
+HOUR_S = 3600.0
 
 
 class EngineState(enum.StrEnum):
@@ -98,8 +101,8 @@ class EngineLife:
         """Whether an operator has taken its rank out of service."""
         self.is_wanted = False
         """Whether an operator wants an engine after it, although none would follow."""
-        self.decision: Successor | str | None = None
-        """What follows it, or why nothing does; None as long as that is open."""
+        self.successor: Successor | None = None
+        """What follows it; None before that is decided, or if nothing does."""
         self._in_step: Collection[EngineLife] = (self,)
         """The lives of the engines that compute in step with it, and it itself."""
 
@@ -118,6 +121,11 @@ class EngineLife:
         return self.state is EngineState.READY and not any(
             each.is_suspended for each in self._in_step
         )
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known what follows it, or that nothing does."""
+        return bool(self.successor or self.why_last)
 
     @property
     def is_suspended(self) -> bool:
@@ -177,6 +185,36 @@ class EngineLife:
         self.rank_has_served |= earlier.rank_has_served
 
 
+class RestartBudget:
+    """How many engines may be started in the place of others within an hour
+    (--max-engine-restarts)."""
+
+    def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
+        """now: a clock in seconds."""
+        self.most = most
+        self._now = now
+        self._spent: deque[float] = deque()
+        """Times of the restarts within the last hour."""
+
+    @property
+    def num_spent(self) -> int:
+        """Number of restarts within the last hour."""
+        now = self._now()
+        while self._spent and now - self._spent[0] > HOUR_S:
+            self._spent.popleft()
+        return len(self._spent)
+
+    @property
+    def left(self) -> int:
+        return max(self.most - self.num_spent, 0)
+
+    def spend(self) -> None:
+        self._spent.append(self._now())
+
+    def reset(self) -> None:
+        self._spent.clear()
+
+
 class EngineLives:
     """The latest engine of each rank, and what follows when one ends."""
 
@@ -224,11 +262,6 @@ class EngineLives:
         return any(each.is_ready for each in self._latest.values())
 
     @property
-    def num_started(self) -> int:
-        """How many engines there have been."""
-        return sum(each.num_before + 1 for each in self._latest.values())
-
-    @property
     def num_served(self) -> int:
         """How many ranks have ever had an engine that was ready."""
         return sum(each.rank_has_served for each in self._latest.values())
@@ -254,46 +287,46 @@ class EngineLives:
             for rank, each in self._latest.items()
         )
 
-    def why_last(self, life: EngineLife) -> str:
-        """Why the rank of its latest engine gets no engine after that; "" if it may get one."""
-        return life.why_last or ("" if self.recovers else life.death)
-
     def why_never(self, life: EngineLife) -> str:
         """Why nothing may follow an engine that has ended, even if restarts are left; "" if
         something may."""
         if not self.recovers:
             return life.death
-        if life.is_retired:
+        if life.why_last:
             return life.why_last
         if not life.rank_has_served:
             return life.death if life.failed else f"It could not start: {life.death}"
         return life.death if life.failed is not None and life.failed.is_final else ""
 
-    def follow(self, life: EngineLife, *, has_standby: bool = False) -> Successor | str:
-        """Decide, once, what follows an engine that is gone: the standby if there is one, or a
-        restart, which the budget pays; or the reason why nothing does. The caller starts it
-        (``start``), or gives the rank up."""
-        if life.decision is None:
-            assert life.state is EngineState.GONE, f"It is {life.state}."
+    def follow(self, life: EngineLife, *, has_standby: bool = False) -> Successor | None:
+        """What follows an engine that is gone, decided once: the standby, if there is one, or a
+        restart, which the budget pays; the caller starts it. None: nothing. Then the life's
+        ``why_last`` says why, and the caller gives the rank up."""
+        assert life.state is EngineState.GONE, f"It is {life.state}."
+        if not self.recovers:
+            life.why_last = life.death
+        elif not life.is_decided:
             assert not self.in_step, "they follow together"
-            life.decision = self.why_never(life) or self._spend(life, has_standby=has_standby)
-        return life.decision if self.recovers else life.death
+            self._decide((life,), life, Successor.STANDBY if has_standby else Successor.RESTART)
+        return None if life.why_last else life.successor
 
     def follow_together(self, last: EngineLife) -> bool:
         """Decide what follows engines that compute in step, if this was the last of them to end: a
         restart of all, which counts once, or nothing. Returns whether it was."""
         lives = self._latest.values()
-        if any(each.state is not EngineState.GONE or each.decision for each in lives):
-            return False
-        why_never = next(filter(None, map(self.why_never, lives)), "")
-        decision = why_never or self._spend(last, has_standby=False)
-        for each in lives:
-            each.decision = decision
-        return True
+        is_last = all(each.state is EngineState.GONE and not each.is_decided for each in lives)
+        if is_last:
+            self._decide(lives, last, Successor.RESTART)
+        return is_last
 
-    def _spend(self, life: EngineLife, *, has_standby: bool) -> Successor | str:
-        if not (has_standby or self.restarts.left):
+    def _decide(self, lives: Collection[EngineLife], last: EngineLife, wanted: Successor) -> None:
+        """Give these engines the successor or, if none may follow, the reason. last: the one that
+        ended last."""
+        why = next(filter(None, map(self.why_never, lives)), "")
+        if not (why or self.restarts.left or wanted is Successor.STANDBY):
             most = self.restarts.most
-            return f"{life.death} It is not started again: --max-engine-restarts is {most} an hour."
-        self.restarts.spend()
-        return Successor.STANDBY if has_standby else Successor.RESTART
+            why = f"{last.death} It is not started again: --max-engine-restarts is {most} an hour."
+        if not why:
+            self.restarts.spend()
+        for each in lives:
+            each.why_last, each.successor = why, None if why else wanted

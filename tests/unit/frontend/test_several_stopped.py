@@ -14,9 +14,8 @@ from setpoint.core.operations import ReleaseMemory, RestoreMemory
 from setpoint.frontend.several import models
 from setpoint.frontend.several.models import SeveralModels
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.engine_life import EngineLives
+from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.ipc.line import EngineLine
-from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 

@@ -40,10 +40,9 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
 from setpoint.frontend.participants import Participants
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.engine_life import EngineLives
+from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.mailbox import Mailbox
-from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 WEIGHTS = LoadWeights("step-1", "auto", flush_cache=True)

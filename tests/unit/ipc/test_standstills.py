@@ -10,9 +10,8 @@ from setpoint.core.control import Answer, Call, Done, OperationDone, PauseMode, 
 from setpoint.core.messages import Alive, Ready, Reply, decode_to_engine, encode
 from setpoint.core.operations import MemoryPart
 from setpoint.ipc.client import EngineClient
-from setpoint.ipc.engine_life import EngineLives
+from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.ipc.line import EngineLine
-from setpoint.ipc.restart_budget import RestartBudget
 from setpoint_testing.fake_engine import SOME_FACTS
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import RequestError
-from setpoint.ipc.engine_life import EngineLife, EngineLives, EngineState, Successor
-from setpoint.ipc.restart_budget import RestartBudget
+from setpoint.ipc.engine_life import EngineLife, EngineLives, EngineState, RestartBudget, Successor
 from setpoint.launch.parent.engine import Launched
 from setpoint.launch.parent.launched_engine import LaunchedEngine
 from setpoint.launch.parent.phases import Phases
@@ -225,14 +224,6 @@ class EngineSession:
         )
         return self._service
 
-    @property
-    def max_restarts(self) -> int:
-        return self._lives.restarts.most
-
-    @property
-    def restarts_left(self) -> int:
-        return self._lives.restarts.left
-
     def retry(self, ranks: Collection[int]) -> None:
         """Start engines for those of these ranks that have none, with as many restarts as after a
         start of the server."""
@@ -285,9 +276,9 @@ class EngineSession:
         self.engine.start_first(rank)
         engine = self._launched(rank, self.engine.processes[rank], number=0)
         while True:
-            self.death = await self._serve(rank, engine)
+            line = await self._serve(rank, engine)
+            self.death = line.life.why_last
             self.client.lost(rank, self.death)
-            line = self._engines[rank].line
             if not (self._lives.has_ended or line.life.is_retired):
                 logger.error(
                     "Engine %s is not started again, and the other engines go on serving: %s",
@@ -299,9 +290,8 @@ class EngineSession:
             logger.info("Engine %s is started again, because an operator asked for it.", line.label)
             engine = self._start_again(line)
 
-    async def _serve(self, rank: int, engine: LaunchedEngine) -> str:
-        """Run this engine for the rank, and others after it. Returns why the rank gets no further
-        engine."""
+    async def _serve(self, rank: int, engine: LaunchedEngine) -> EngineLine:
+        """Run this engine for the rank, and others after it. Returns the line of the last one."""
         while True:
             self._engines[rank] = engine
             line, life = engine.line, engine.line.life
@@ -318,8 +308,8 @@ class EngineSession:
                 await self._moved_requests_go_on()
             await self.may_load.wait()
             following = self._following(line)
-            if isinstance(following, str):
-                return following
+            if following is None:
+                return line
             engine = following
 
     async def _all_end(self, ended: EngineLife) -> None:
@@ -332,7 +322,7 @@ class EngineSession:
                 engine.process.kill()
         if self._lives.follow_together(ended):
             self._look()
-        await self._until(lambda: ended.decision)
+        await self._until(lambda: ended.is_decided)
 
     async def _moved_requests_go_on(self) -> None:
         """Wait until the requests that have moved to another engine have got tokens again, unless
@@ -403,21 +393,21 @@ class EngineSession:
             line.died(f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
             engine.process.kill()
 
-    def _following(self, line: EngineLine) -> LaunchedEngine | str:
-        """The engine that replaces an ended one: the standby, if there is one with the current
-        options and weights, or a new engine; otherwise the reason why there is none."""
-        usable = None if self._standby is None else self._standby.usable
-        decision = self._lives.follow(line.life, has_standby=usable is not None)
-        if isinstance(decision, str):
-            return decision
-        if decision is Successor.RESTART:
+    def _following(self, line: EngineLine) -> LaunchedEngine | None:
+        """The engine that replaces an ended one, if one does: the standby, if there is one with the
+        current options and weights, or a new engine."""
+        standby = self._standby
+        has_standby = standby is not None and standby.usable is not None
+        successor = self._lives.follow(line.life, has_standby=has_standby)
+        if successor is Successor.RESTART:
             logger.warning("Engine %s is started again %s", line.label, self._spent())
             return self._start_again(line)
-        assert self._standby is not None
+        if standby is None or successor is None:
+            return None
         logger.warning("The standby takes the place of engine %d %s", line.rank, self._spent())
-        standby = self._standby.take()
-        self.engine.replace(line.rank, standby.process)
-        return standby
+        engine = standby.take()
+        self.engine.replace(line.rank, engine.process)
+        return engine
 
     def _spent(self) -> str:
         num_open, restarts = self.client.num_open, self._lives.restarts

@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable
 
 from setpoint.core.errors import SetpointError
-from setpoint.ipc.engine_life import EngineLives
-from setpoint.ipc.restart_budget import RestartBudget
+from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.launch.parent.launched_engine import LaunchedEngine
 
 logger = logging.getLogger(__name__)

@@ -66,18 +66,18 @@ class FaultToleranceRoutes:
         parent.include_router(router)
 
     async def status(self) -> Response:
-        standings, engine = self._engine.standings(), self._engine
+        standings, lives = self._engine.standings(), self._engine.lives
         return json_response(
             {
                 "schema_version": SCHEMA_VERSION,
                 "total_engines": len(standings),
                 "engines": [self._entry(each) for each in standings],
                 "last_ft_request_id": self._last_id,
-                "num_waiting": engine.num_waiting,
-                "max_engine_restarts": self._supervisor.max_restarts,
-                "restarts_left": self._supervisor.restarts_left,
-                "standby": engine.lives.standby,
-                "standby_death": engine.lives.standby_death,
+                "num_waiting": self._engine.num_waiting,
+                "max_engine_restarts": lives.restarts.most,
+                "restarts_left": lives.restarts.left,
+                "standby": lives.standby,
+                "standby_death": lives.standby_death,
             }
         )
 

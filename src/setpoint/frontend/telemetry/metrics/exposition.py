@@ -129,12 +129,13 @@ class Metrics:
 
     def _of_engines(self) -> dict[str, Samples]:
         keys, blocks = self.requests.open_keys, self._client.blocks
+        standings, lives = self._client.standings(), self._client.lives
         values: dict[str, float] = {
             "sglang:routing_keys_active": len(keys) - ("" in keys),
             "setpoint:engine_up": self._client.is_ready,
-            "setpoint:standby_ready": self._client.lives.standby == "ready",
-            "setpoint:engine_starts": self._client.lives.num_started,
-            "setpoint:standby_deaths": self._client.lives.num_standby_deaths,
+            "setpoint:standby_ready": lives.standby == "ready",
+            "setpoint:engine_starts": sum(each.num_restarts + 1 for each in standings),
+            "setpoint:standby_deaths": lives.num_standby_deaths,
             "setpoint:kv_event_batches": 0 if blocks is None else blocks.num_published,
             "setpoint:kv_event_overruns": 0 if blocks is None else blocks.num_overruns,
         }
@@ -142,7 +143,7 @@ class Metrics:
             values["setpoint:engine_figures_age_seconds"] = time.monotonic() - self._taken_at
         found: dict[str, Samples] = {name: {(): value} for name, value in values.items()}
         found["setpoint:rank_up"] = {
-            (str(each.dp_rank),): each.state == "ready" for each in self._client.standings()
+            (str(each.dp_rank),): each.state == "ready" for each in standings
         }
         return found
 
