@@ -52,11 +52,11 @@ from setpoint.core.messages import (
 )
 from setpoint.core.request import Request
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.ipc.client import EngineClient
@@ -298,7 +298,7 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
         vocab_size=text.tokenizer.vocab_size,
         tool_call_parser="hermes",
     )
-    service = Service(config, EngineClient(), text, FixedOptions())
+    service = compose(config, EngineClient(), text, FixedOptions())
     line = EngineLine(SocketLink(ours))
     service.engine.attach(line)
     assert await line.wait_ready(timeout_s=10)

@@ -17,10 +17,10 @@ from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.routes import each_route
-from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
@@ -40,7 +40,7 @@ def surface() -> dict[str, Any]:
         vocab_size=300,
     )
     app = create_app(
-        Service(
+        compose(
             config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
         ),
         DIALECTS,

@@ -91,7 +91,7 @@ async def server_on(folder: Path, engine: FakeEngine, **options: Any) -> AsyncIt
 
 async def copied(server: Any, folder: Path, copy: Path) -> None:
     """Copy the folder of a server as it is between two writes."""
-    await until(lambda: server.service.background._writer.done())
+    await until(lambda: server.service.answering.responses.background._writer.done())
     shutil.copytree(folder, copy)
 
 

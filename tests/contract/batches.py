@@ -55,7 +55,7 @@ class Batch:
     def __init__(self, server: Any, out: Path, *, keep_order: bool = False) -> None:
         self._out = out
         self._keep_order = keep_order
-        self._service = server.service
+        self._answering = server.service.answering
         self.stop = asyncio.Event()
         self.num_read = 0
         self.run_: BatchRun | None = None
@@ -70,7 +70,7 @@ class Batch:
             self.tally = tally = Tally(survey.num_requests)
             done = journal.recover(survey, tally, in_order=self._keep_order)
             output = InOrder(journal, after=done.last) if self._keep_order else AsTheyCome(journal)
-            self.run_ = BatchRun(self._service, journal, output, tally, digest=survey.digest)
+            self.run_ = BatchRun(self._answering, journal, output, tally, digest=survey.digest)
             await self.run_.run(
                 read_at_once(self._counted(source.entries(survey, done))),
                 stop=self.stop,

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from setpoint.batch.worker import BatchWorker
 from setpoint.frontend.apis.dialects import DIALECTS
-from setpoint.frontend.checkpoint_names import Checkpoints
+from setpoint.frontend.composition import ServerParts, compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
@@ -26,7 +26,6 @@ from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.live_options import FrontendSettings, LiveOptions
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
-from setpoint.frontend.telemetry.watching import Doctor
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -34,6 +33,9 @@ from setpoint.ipc.client import EngineClient
 from setpoint.ipc.line import EngineLine
 from setpoint_testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from setpoint_testing.fake_engine import FakeEngine, FixedOptions
+
+PARTS = ("checkpoints", "book", "readers", "make_doctor")
+"""The arguments of ``compose`` that tests give."""
 
 
 @dataclass
@@ -55,13 +57,12 @@ def make_service(
     engine: FakeEngine,
     live: LiveOptions | None = None,
     storage: Storage | None = None,
-    checkpoints: Checkpoints | None = None,
-    make_doctor: Callable[[Service], Doctor] | None = None,
+    made: list[Service] | None = None,
     **options: Any,
 ) -> Service:
     """``options``: fields of FrontendConfig, ``api_key`` for its one key, fields of
     FrontendSettings without ``live``, and ``tokens``, texts that are one token each, from the id
-    VOCAB_SIZE on."""
+    VOCAB_SIZE on. ``PARTS`` and made: gets the service."""
     names = [each.name for each in fields(FrontendSettings) if each.name in options]
     template_source = options.pop("chat_template", CHAT_TEMPLATE)
     tokenizer = make_byte_tokenizer()
@@ -69,6 +70,7 @@ def make_service(
     tokenizer.add_tokens(tokens)
     if (key := options.pop("api_key", None)) is not None:
         options["api_keys"] = (key,)
+    parts = {name: options.pop(name) for name in PARTS if name in options}
     own = FrontendSettings(**{name: options.pop(name) for name in names})
     config = FrontendConfig(
         **{
@@ -84,17 +86,25 @@ def make_service(
     )
     template = ChatTemplate(template_source, special_tokens={"eos_token": "<|eos|>"})
     text = TextProcessor(Tokenizer(tokenizer), template)
-    service = Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
-    service.watch.doctor = None if make_doctor is None else make_doctor(service)
+    service = compose(
+        config,
+        EngineClient(),
+        text,
+        live or FixedOptions(own),
+        of_server=ServerParts.of(storage),
+        **parts,
+    )
+    if made is not None:
+        made.append(service)
     return service
 
 
 @asynccontextmanager
-async def working(service: Service) -> AsyncIterator[None]:
+async def working(app: FastAPI, service: Service) -> AsyncIterator[None]:
     """The workers of the service work in this block, and that of its batches, if it keeps any."""
-    tasks = [asyncio.create_task(work()) for work in service.workers]
+    tasks = [asyncio.create_task(work()) for work in app.state.workers]
     if service.storage is not None:
-        tasks.append(asyncio.create_task(BatchWorker(service, service.storage).run()))
+        tasks.append(asyncio.create_task(BatchWorker(service.answering, service.storage).run()))
     try:
         yield
     finally:
@@ -119,7 +129,7 @@ async def serving(
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
     async with (
-        working(service),
+        working(app, service),
         httpx.AsyncClient(transport=transport, base_url="http://test") as http,
     ):
         client = openai.AsyncOpenAI(
@@ -164,13 +174,14 @@ def _on_a_port(
         nonlocal base_url, server
         service = make_service(engine, **options)
         service.engine.attach(EngineLine(engine))
-        server = make_server(create_app(service, dialects))
+        app = create_app(service, dialects)
+        server = make_server(app)
         serving = asyncio.create_task(server.serve(sockets=[bind_socket("127.0.0.1", 0)]))
         while not server.started:
             await asyncio.sleep(0.005)
         base_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         ready.set()
-        async with working(service):
+        async with working(app, service):
             await serving
         service.engine.close()
 

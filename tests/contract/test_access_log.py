@@ -16,6 +16,7 @@ import pytest
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Alive, Finish
 from setpoint.frontend.http.access import AccessLogMiddleware
+from setpoint.frontend.job_maker import JobMaker
 from setpoint_testing.fake_engine import FakeEngine
 from setpoint_testing.server_process import wait_until
 
@@ -208,7 +209,7 @@ def test_a_client_writes_no_line_of_its_own(
         def refuse(*args: Any, **kinds: Any) -> None:
             raise RequestError(FORGED * 10_000)
 
-        monkeypatch.setattr(server.service, "job", refuse)
+        monkeypatch.setattr(JobMaker, "make", refuse)
         await server.http.post("/generate", json=ROUTES["/generate"])
         await server.http.get("/" + "y" * 10_000)
 

@@ -21,7 +21,7 @@ def test_a_message_comes_whole(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.http.post(MESSAGES, params={"beta": "true"}, json=BODY)
         message = answer.json()
-        num_prompt = len(server.service.text.tokenizer.encode(PROMPT))
+        num_prompt = len(server.service.answering.text.tokenizer.encode(PROMPT))
         assert message == {
             "id": server.engine.submitted[0].rid,
             "type": "message",
@@ -160,7 +160,9 @@ def test_what_agents_send_besides_is_accepted(serve: Serve) -> None:
 def test_tokens_are_counted_without_an_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.http.post(COUNT, json={"model": "default", "messages": HI})
-        assert answer.json() == {"input_tokens": len(server.service.text.tokenizer.encode(PROMPT))}
+        assert answer.json() == {
+            "input_tokens": len(server.service.answering.text.tokenizer.encode(PROMPT))
+        }
         system = "x" * 10
         more = await server.http.post(
             COUNT, json={"model": "default", "messages": HI, "system": system}

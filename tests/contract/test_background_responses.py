@@ -76,7 +76,7 @@ def test_killed_at_any_moment_a_response_goes_on(name: str, tmp_path: Path) -> N
         async with server_on(tmp_path / "first", engine) as server:
             copies = 0
             own_id = await begun(server, body_of(name))
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             while not response.has_ended:
                 await copied(server, tmp_path / "first", tmp_path / str(copies))
                 copies += 1
@@ -87,7 +87,7 @@ def test_killed_at_any_moment_a_response_goes_on(name: str, tmp_path: Path) -> N
         for copy in {*range(0, copies, copies // 4), copies - 1}:
             engine = engine_of(name, num_cached=5, tokens_per_event=2)
             async with server_on(tmp_path / str(copy), engine) as server:
-                found = server.service.background.responses[own_id]
+                found = server.service.answering.responses.background.responses[own_id]
                 before, had_ended = found.num_shown, found.has_ended
                 last = await ended(server, own_id)
                 events = await events_after(server, own_id)
@@ -113,7 +113,7 @@ def test_a_seed_is_drawn_once(tmp_path: Path) -> None:
             own_id = await begun(server, body_of("plain"))
             await until(lambda: engine.submitted)
             await copied(server, tmp_path / "a", tmp_path / "b")
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             response.task.cancel()
         again = says("Hello", context_len=ROOM)
         async with server_on(tmp_path / "b", again, random_seed=77) as server:
@@ -132,7 +132,7 @@ def test_a_server_that_is_asked_to_end_leaves_its_responses_to_the_next(
         first: list[Any] = []
         async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
             own_id = await begun(server, body_of("cut"))
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             following = asyncio.create_task(events_after(server, own_id))
             await until(lambda: response.num_shown > 5)
         first = await following
@@ -258,7 +258,7 @@ def test_cancelled_and_deleted_responses_stay_so(tmp_path: Path) -> None:
         body = body_of("cut", max_output_tokens=3000)
         async with server_on(tmp_path / "a", engine) as server:
             ids = [await begun(server, body) for _ in range(3)]
-            responses = server.service.background.responses
+            responses = server.service.answering.responses.background.responses
             await until(lambda: all(responses[each].num_shown > 3 for each in ids))
             deleted = asyncio.create_task(events_after(server, ids[1]))
             cancelled = (await server.http.post(f"{ROUTE}/{ids[0]}/cancel")).json()
@@ -330,12 +330,12 @@ def test_a_conversation_goes_on_with_a_response_of_an_earlier_server(tmp_path: P
 def test_what_is_dropped_for_newer_ones_leaves_the_disk(tmp_path: Path) -> None:
     async def main() -> None:
         async with server_on(tmp_path, says("Hi", context_len=ROOM)) as server:
-            server.service.responses._max_responses = 2
+            server.service.answering.responses._max_responses = 2
             ids = []
             for _ in range(4):
                 ids.append(await begun(server, body_of("plain")))
                 await ended(server, ids[-1])
-            await server.service.background.save()
+            await server.service.answering.responses.background.save()
         with closing(Storage(tmp_path)) as storage:
             assert list(storage.background.responses) == ids[2:]
 

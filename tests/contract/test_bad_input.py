@@ -331,7 +331,7 @@ def test_auto_truncate_shortens_and_says_so(serve: Serve, caplog: pytest.LogCapt
 
 def test_no_chat_template_is_a_400(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        server.service.text._template = None
+        server.service.answering.text._template = None
         response = await server.http.post(CHAT, json={"messages": HI})
         assert response.status_code == 400
         assert "chat template" in response.json()["message"]

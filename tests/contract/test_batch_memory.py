@@ -86,7 +86,11 @@ def test_ten_million_lines_in_constant_memory(serve: Callable[..., None], tmp_pa
                 tally = Tally(survey.num_requests)
                 done = journal.recover(survey, tally, in_order=False)
                 run = BatchRun(
-                    server.service, journal, AsTheyCome(journal), tally, digest=survey.digest
+                    server.service.answering,
+                    journal,
+                    AsTheyCome(journal),
+                    tally,
+                    digest=survey.digest,
                 )
                 server.engine.submitted = _Forgets()
                 entries = read_at_once(source.entries(survey, done))

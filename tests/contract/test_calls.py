@@ -34,7 +34,7 @@ def test_a_long_list_is_answered_in_order_behind_a_short_queue(
     engine.refuse = watch
 
     async def scenario(server: Any) -> None:
-        calls = Calls(server.service)
+        calls = Calls(server.service.answering)
         prompts = [f"{index:04}" for index in range(2000)]
         answers = await calls.generate(prompts, TWO, {})
         assert [answer["text"] for answer in answers] == [prompt[:2] for prompt in prompts]
@@ -54,7 +54,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(serve: Serve, bad: dict[str,
     engine = FakeEngine()
 
     async def scenario(server: Any) -> None:
-        calls = Calls(server.service)
+        calls = Calls(server.service.answering)
         prompt = bad.get("prompt")
         request = {} if prompt else bad
         with pytest.raises(RequestError, match="prompt 501 of 501: "):
@@ -72,7 +72,7 @@ def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Ser
         return Finish("abort", message="The queue is full.", status_code=503) if full else None
 
     async def scenario(server: Any) -> None:
-        calls = Calls(server.service)
+        calls = Calls(server.service.answering)
         with pytest.raises(RequestError, match=r"prompt 701 of 4701: The queue is full\.") as error:
             await calls.generate(
                 [*["fine"] * 700, "bad", *["fine"] * 4000], {"max_new_tokens": 50}, {}
@@ -87,7 +87,7 @@ def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Ser
 
 def test_what_a_conversation_must_be(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        calls = Calls(server.service)
+        calls = Calls(server.service.answering)
         for messages, words in (
             ([], "or a list of such lists, not an empty one"),
             ("hello", "or a list of such lists, not str"),
@@ -108,7 +108,7 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
 
 def test_keywords_that_a_call_does_not_have(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        calls = Calls(server.service)
+        calls = Calls(server.service.answering)
         chat = [{"role": "user", "content": "a"}]
         for call, key in (
             (calls.generate("a", TWO, {"stream": True}), "'stream'. Call stream"),

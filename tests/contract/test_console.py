@@ -58,7 +58,7 @@ async def feeding(watch: ScriptedWatch, **options: Any) -> AsyncIterator[Console
     engine = options.pop("engine", None) or FakeEngine()
     service = make_service(engine, server_info={"decisions": [], "version": "9"}, **options)
     service.engine.attach(EngineLine(engine))
-    feed = ConsoleFeed(service, watch)
+    feed = ConsoleFeed(service, [service], watch)
     yield feed
     feed.broadcast.end()
     service.engine.close()
@@ -160,7 +160,7 @@ def test_the_facts_say_which_options_can_change_now() -> None:
             FakeEngine(), server_info={"decisions": decisions}, described=described
         )
         service.engine.attach(EngineLine(FakeEngine()))
-        policy, port = (await facts_of(service))["options"]
+        policy, port = (await facts_of(service, [service]))["options"]
         assert policy["live"] == {"meaning": "Order of the queue.", "choices": ("fcfs", "lpm")}
         assert "live" not in port
         service.engine.close()

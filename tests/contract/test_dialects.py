@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +37,7 @@ class Letters(Dialect):
     prefix = LETTERS
     hint = "Letters go to /v1/letters."
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self._service = service
         self.router = APIRouter()
         add_route(self.router, LETTERS, self.create, "POST")
@@ -60,7 +60,7 @@ class Letters(Dialect):
         requests = self._service.intake.requests(
             prompt, SamplingParams(max_new_tokens=3), RequestOptions(stream=True)
         )
-        job = self._service.job(requests, received={})
+        job = self._service.jobs.make(requests, received={})
         return EventStream(job, self._chunks(job), self.stream_end)
 
     async def _chunks(self, job: Job) -> AsyncGenerator[bytes, None]:

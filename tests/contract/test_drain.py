@@ -73,7 +73,7 @@ def test_answers_of_a_draining_server_are_the_last_of_their_connections(
 ) -> None:
     """So that the next request finds another server behind the same address."""
     services: list[Any] = []
-    url = http_url(FakeEngine(), make_doctor=services.append)
+    url = http_url(FakeEngine(), made=services)
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert "connection" not in client.get("/ready").headers
         services[0].drain.begin()

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.service import Service
@@ -121,7 +122,7 @@ async def serving() -> AsyncIterator[Server]:
         "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT - 5, vocab_size=256
     )
     text = TextProcessor(Tokenizer(make_byte_tokenizer()))
-    service = Service(config, EngineClient(), text, FixedOptions())
+    service = compose(config, EngineClient(), text, FixedOptions())
     app = create_app(service, DIALECTS)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
@@ -311,7 +312,7 @@ def test_engines_may_die_again_and_again_while_counts_go_on() -> None:
             for task in streams:
                 assert "was ended by SIGKILL" in (await asyncio.wait_for(task, PATIENCE_S))[1]
             await life.end()
-            book = server.service.book
+            book = server.service.events.book
             assert book.num_sequences == (number + 1) * (1 + NUM_STREAMS)
             assert book.num_aborted == (number + 1) * NUM_STREAMS
 

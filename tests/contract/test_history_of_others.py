@@ -127,7 +127,7 @@ def test_the_session_goes_on(serve: Serve, case: str) -> None:
     route, body, warned, read = CASES[case]
 
     async def scenario(server: Any) -> None:
-        before = server.service.book.warned_bodies
+        before = server.service.events.book.warned_bodies
         sent = {"model": "default", "max_tokens": 9, "stream": False, **body}
         if not route.startswith("/v1/m"):
             del sent["max_tokens"]
@@ -137,7 +137,7 @@ def test_the_session_goes_on(serve: Serve, case: str) -> None:
         assert read in prompt
         warnings = " ".join(answer.json().get("warnings", ()))
         assert warned in warnings
-        assert bool(warned) == bool(server.service.book.warned_bodies - before)
+        assert bool(warned) == bool(server.service.events.book.warned_bodies - before)
 
     serve(scenario, says("ok"))
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from setpoint import __version__
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
+from setpoint.frontend.warm_up import warm_up
 from setpoint_testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -100,7 +101,7 @@ def test_what_became_of_requests_is_counted(serve: Serve) -> None:
 
     async def scenario(server: Any) -> None:
         http = server.http
-        await server.service.warm_up()
+        await warm_up(server.service.answering)
         await server.generate(text="abc", sampling_params={"max_new_tokens": 10, "n": 2})
         await server.generate(text="x" * 400, sampling_params={"max_new_tokens": 4})
         await server.generate(text="abc", sampling_params={"max_new_tokens": 400})

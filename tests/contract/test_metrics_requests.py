@@ -55,7 +55,10 @@ def test_a_request_arrives_when_its_head_does(serve: Serve) -> None:
 
     async def scenario(server: Any) -> None:
         nonlocal encode
-        encode, server.service.intake.encode = server.service.intake.encode, slow
+        encode, server.service.answering.intake.encode = (
+            server.service.answering.intake.encode,
+            slow,
+        )
         sampling = {"max_new_tokens": 1}
         for padding in ("", " " * (1 << 17)):
             body = {"text": "ab", "sampling_params": sampling, "cache_salt": padding.strip()}
@@ -75,9 +78,9 @@ def test_a_request_arrives_when_its_head_does(serve: Serve) -> None:
 def test_every_api_counts_its_requests_from_their_arrival(
     serve: Serve, route: str, body: dict[str, Any]
 ) -> None:
+    arrivals: list[float] = []
+
     async def scenario(server: Any) -> None:
-        arrivals: list[float] = []
-        server.service.readers.append(lambda output: arrivals.append(output.arrived_at))
         for is_streaming in (False, True):
             before = time.perf_counter()
             response = await server.http.post(route, json={**body, "stream": is_streaming})
@@ -93,7 +96,8 @@ def test_every_api_counts_its_requests_from_their_arrival(
         assert value(found, "sglang:inter_token_latency_seconds_count") == 2
         assert value(found, "sglang:http_requests_total", endpoint=route) == 2
 
-    serve(scenario, engine(), metrics=MetricsConfig())
+    readers = [lambda output: arrivals.append(output.arrived_at)]
+    serve(scenario, engine(), metrics=MetricsConfig(), readers=readers)
 
 
 def test_embeddings_are_requests_without_tokens(serve: Serve) -> None:

@@ -14,6 +14,7 @@ from scraping import OPEN_METRICS, Found, Serve, engine, scrape, value
 
 from setpoint.core.messages import Finish
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.frontend.warm_up import warm_up
 from setpoint.ipc.line import EngineLine
 from setpoint.observe.catalogue import BY_NAME, SERIES
 from setpoint.observe.engine_metrics import EngineMetrics
@@ -67,7 +68,7 @@ def test_health_checks_and_refused_bodies_are_no_requests(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         assert (await server.http.get("/health_generate")).status_code == 200
         assert (await server.http.post("/generate", json={})).status_code == 400
-        await server.service.warm_up()
+        await warm_up(server.service.answering)
         found = await scrape(server)
         assert value(found, "sglang:num_requests_total", is_streaming="false") == 0
         assert value(found, "sglang:http_responses_total", status_code="400") == 1
@@ -356,11 +357,10 @@ def test_a_reader_that_fails_does_not_fail_the_request(
         raise ValueError("what it cannot write")
 
     async def scenario(server: Any) -> None:
-        server.service.readers.append(broken)
         await server.generate(text="abc", rid="r1", sampling_params={"max_new_tokens": 1})
         assert "Cannot log the end of request r1." in caplog.text
 
-    serve(scenario, engine())
+    serve(scenario, engine(), readers=[broken])
 
 
 def test_requests_go_on_counting_while_a_page_is_written(serve: Serve) -> None:

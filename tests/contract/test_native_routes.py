@@ -265,7 +265,7 @@ def test_abort_by_prefix(serve: Serve) -> None:
             "abort",
             "length",
         ]
-        assert server.service.book.num_aborted == 2
+        assert server.service.events.book.num_aborted == 2
 
     serve(scenario, says("x" * 200))
 

@@ -91,7 +91,7 @@ def test_template_inputs(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         async def prompt_of(**arguments: Any) -> str:
             await server.openai.chat.completions.create(model="m", **arguments)
-            return server.service.text.tokenizer.decode(
+            return server.service.answering.text.tokenizer.decode(
                 server.engine.submitted[-1].prompt().tolist(), skip_special_tokens=False
             )
 

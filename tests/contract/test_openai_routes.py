@@ -31,7 +31,7 @@ def test_a_chat_answers_with_text_usage_and_finish_reason(serve: Serve) -> None:
             "stop",
         )
         prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-        num_prompt = len(server.service.text.tokenizer.encode(prompt))
+        num_prompt = len(server.service.answering.text.tokenizer.encode(prompt))
         num_outputs = len("Hello, Ümit 🙂".encode()) + 1
         assert answer.usage.model_dump(
             include={"prompt_tokens", "completion_tokens", "total_tokens"}

@@ -124,7 +124,7 @@ def test_a_round_trip_shows_the_model_its_call_and_the_result(serve: Serve) -> N
         for said in (message, {**message.model_dump(exclude_none=True), "content": None}):
             await create(model="m", messages=[*HI, said, result], tools=[WEATHER])
         first, second = (
-            server.service.text.tokenizer.decode(request.prompt().tolist())
+            server.service.answering.text.tokenizer.decode(request.prompt().tolist())
             for request in server.engine.submitted[1:]
         )
         assert first == second

@@ -42,7 +42,7 @@ def test_the_prompts_are_those_of_the_engine(
         caplog.set_level(logging.INFO, logger="uvicorn.access")
         found = await reader.read(request(path, BODIES[path]))
         assert not server.engine.submitted
-        assert server.service.book.info()["num_sequences"] == 0
+        assert server.service.events.book.info()["num_sequences"] == 0
         assert caplog.messages == []
         assert (await server.http.post(path, json=BODIES[path])).status_code == 200
         assert len(caplog.messages) == 1

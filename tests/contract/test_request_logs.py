@@ -177,14 +177,15 @@ def test_every_sequence_is_a_line_of_figures_in_the_file_of_its_hour(
     def now() -> datetime:
         return datetime(2026, 11, 22, next(hours), 30)
 
+    book = RequestBook()
+    export = RequestExport(tmp_path, book, now=now)
+
     async def scenario(server: Any) -> None:
-        export = RequestExport(tmp_path, server.service.book, now=now)
-        server.service.readers.append(export.finished)
         sampling = {"max_new_tokens": 3, "n": 2, "top_p": 0.5, "stop": ["secret end"]}
         await server.generate(text="secret words", sampling_params=sampling)
         await server.generate(input_ids=[1, 2], sampling_params={"max_new_tokens": 1})
 
-    serve(scenario, FakeEngine(num_cached=1))
+    serve(scenario, FakeEngine(num_cached=1), book=book, readers=[export.finished])
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2 and len(lines(tmp_path)) == 3)
     names = [path.name for path in sorted(tmp_path.iterdir())]
     assert names == [f"sglang-request-metrics-20261122_{hour}.log" for hour in ("09", "10")]
@@ -201,10 +202,9 @@ def test_a_folder_that_goes_away_costs_lines_and_nothing_else(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, book = tmp_path / "gone", RequestBook()
+    export = RequestExport(folder, book)
 
     async def scenario(server: Any) -> None:
-        export = RequestExport(folder, book)
-        server.service.readers.append(export.finished)
         for _ in range(3):
             await server.generate(text="ab", sampling_params={"max_new_tokens": 1})
         wait_until(lambda: book.lost_exports == 3)
@@ -213,6 +213,6 @@ def test_a_folder_that_goes_away_costs_lines_and_nothing_else(
         wait_until(lambda: bool(lines(folder)))
         wait_until(lambda: "can be written again" in caplog.text)
 
-    serve(scenario, FakeEngine())
+    serve(scenario, FakeEngine(), readers=[export.finished])
     assert caplog.text.count("Lines are lost") == 1
     assert book.lost_exports == 3

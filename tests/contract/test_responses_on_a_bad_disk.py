@@ -37,7 +37,7 @@ def test_a_full_disk_is_told_and_loses_nothing(
         async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
             body = body_of("cut", max_output_tokens=1000)
             own_id = await begun(server, body)
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             await until(lambda: response.num_written > 3)
             database = server.service.storage._documents._database
             (pages,) = database.execute("PRAGMA page_count").fetchone()
@@ -48,7 +48,7 @@ def test_a_full_disk_is_told_and_loses_nothing(
             refused = await server.http.post(ROUTE, json=body | {"input": "x" * 3000})
             assert refused.status_code == 507
             assert "full" in refused.json()["message"]
-            assert len(server.service.background.responses) == 1
+            assert len(server.service.answering.responses.background.responses) == 1
             (tmp_path / "away").rename(tmp_path / "responses")
             database.execute("PRAGMA max_page_count = 100000")
             await until(lambda: response.num_written > num_written + 10)
@@ -57,7 +57,10 @@ def test_a_full_disk_is_told_and_loses_nothing(
                 await begun(server, body_of("plain"))  # an older fault may still be tried again
             await copied(server, tmp_path, tmp_path.with_name("copy"))
         async with server_on(tmp_path.with_name("copy"), engine_of("cut")) as server:
-            assert server.service.background.responses[own_id].num_shown > num_written
+            assert (
+                server.service.answering.responses.background.responses[own_id].num_shown
+                > num_written
+            )
             text = (await ended(server, own_id))["output"][0]["content"][0]["text"]
             # The engine says the text again and again, with an end that is ignored between.
             assert text == ((TEXTS["cut"][0] + "\0") * 100)[:1000].replace("\0", "")
@@ -74,7 +77,9 @@ def test_a_disk_that_stays_full_is_told_once(
     async def main() -> None:
         async with server_on(tmp_path, engine_of("cut", step_s=0.002)) as server:
             body = body_of("cut", max_output_tokens=1000)
-            response = server.service.background.responses[await begun(server, body)]
+            response = server.service.answering.responses.background.responses[
+                await begun(server, body)
+            ]
             await until(lambda: response.num_written > 3)
             database = server.service.storage._documents._database
             (pages,) = database.execute("PRAGMA page_count").fetchone()
@@ -120,7 +125,7 @@ def test_damaged_outputs_are_computed_again(
     async def main() -> None:
         async with server_on(tmp_path / "a", engine_of("calls", step_s=0.005)) as server:
             own_id = await begun(server, body_of("calls"))
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             await until(lambda: response.num_shown > 30)
             await copied(server, tmp_path / "a", tmp_path / "b")
             await ended(server, own_id)
@@ -141,7 +146,7 @@ def test_a_file_that_cannot_be_read_ends_no_start(
     async def main() -> None:
         async with server_on(tmp_path / "a", engine_of("calls", step_s=0.005)) as server:
             own_id = await begun(server, body_of("calls"))
-            response = server.service.background.responses[own_id]
+            response = server.service.answering.responses.background.responses[own_id]
             await until(lambda: response.num_shown > 30)
             await copied(server, tmp_path / "a", tmp_path / "b")
             await ended(server, own_id)
@@ -180,7 +185,7 @@ def test_a_damaged_document_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
         async with server_on(tmp_path, says("Hi", context_len=ROOM)) as server:
             own_id = await begun(server, body_of("plain"))
             await ended(server, own_id)
-            await server.service.background.save()
+            await server.service.answering.responses.background.save()
             database = server.service.storage._documents._database
             database.execute("UPDATE documents SET content = '{' WHERE kind = 'response'")
         async with server_on(tmp_path, says("Hi", context_len=ROOM)) as server:

@@ -16,7 +16,7 @@ Serve = Callable[..., None]
 
 
 async def table(server: Server) -> Table:
-    return server.service.roster.table([(0, await server.line.list_requests())])
+    return server.service.events.roster.table([(0, await server.line.list_requests())])
 
 
 def generating(server: Server, text: str, rid: str, tokens: int) -> asyncio.Task[object]:
@@ -100,7 +100,7 @@ def test_the_requests_of_every_engine_are_listed_also_those_that_have_moved(serv
 
         async def rows() -> dict[str, tuple[int | None, str, str | None]]:
             listed = await client.list_requests(timeout_s=60) if client.is_ready else []
-            found = server.service.roster.table(listed, client.waiting_numbers)
+            found = server.service.events.roster.table(listed, client.waiting_numbers)
             return {row.rid: (row.dp_rank, row.state, row.why) for row in found.rows}
 
         while len(server.engine.running) + len(second.running) < 4:

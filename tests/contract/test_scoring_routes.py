@@ -105,7 +105,7 @@ def test_an_embedding_model_ranks_by_cosine(serve: Serve) -> None:
 
 def test_a_reranker_ranks_by_its_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: Any) -> None:
-        text = server.service.text
+        text = server.service.answering.text
         monkeypatch.setattr(text, "_template", ChatTemplate(TEMPLATE))
         words = {"yes": [ord("y")], "no": [ord("n")]}
         encode = text.tokenizer.encode

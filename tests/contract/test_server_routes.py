@@ -14,6 +14,7 @@ from setpoint.core.messages import Finish, TokenEvent, Tokens
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.jobs import ClientGoneError
+from setpoint.frontend.warm_up import warm_up
 from setpoint_testing.byte_tokenizer import EOS_ID
 from setpoint_testing.fake_engine import FakeEngine
 
@@ -73,7 +74,7 @@ def test_a_client_that_leaves_frees_its_sequences(serve: Serve, path: str, strea
             request.rid for request in server.engine.submitted
         )
         assert not server.engine.running
-        assert server.service.book.num_aborted == 2
+        assert server.service.events.book.num_aborted == 2
         if not stream:
             assert sent[0]["status"] == 499
 
@@ -129,7 +130,7 @@ def test_the_death_of_the_engine_ends_everything(serve: Serve) -> None:
         for path in ("/health", "/health_generate", "/ready", "/ping", "/server_info"):
             assert (await http.get(path)).status_code == 503, path
         assert (await http.post("/generate", json={"text": "a"})).status_code == 503
-        assert server.service.book.num_aborted == 4
+        assert server.service.events.book.num_aborted == 4
         server.engine.running.clear()
 
     serve(scenario, slow())
@@ -238,12 +239,12 @@ def test_cors_allows_all_origins(serve: Serve) -> None:
 
 def test_warm_up_runs_a_request(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        await server.service.warm_up()
+        await warm_up(server.service.answering)
         assert server.engine.submitted[0].sampling.max_new_tokens == 8
-        assert server.service.book.num_sequences == 0
+        assert server.service.events.book.num_sequences == 0
         server.engine.silent = True
         with pytest.raises(EngineDeadError):
-            await server.service.warm_up(timeout_s=0.05)
+            await warm_up(server.service.answering, timeout_s=0.05)
 
     serve(scenario)
 
@@ -294,9 +295,9 @@ def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
 
     async def scenario(server: Any) -> None:
         service = server.service
-        prompt = await service.intake.encode("a")
-        with service.job(
-            service.intake.requests(prompt, SamplingParams(), RequestOptions(), rid="r"),
+        prompt = await service.answering.intake.encode("a")
+        with service.answering.jobs.make(
+            service.answering.intake.requests(prompt, SamplingParams(), RequestOptions(), rid="r"),
             received={},
         ) as job:
             reader = asyncio.create_task(job.wait())
@@ -308,6 +309,6 @@ def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
             job.cancel()
             with pytest.raises(ClientGoneError):
                 await reader
-        assert service.book.num_sequences == 1
+        assert service.events.book.num_sequences == 1
 
     serve(scenario, slow())

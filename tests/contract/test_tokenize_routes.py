@@ -25,7 +25,9 @@ async def text_of(server: Any, **body: Any) -> str:
     assert response.status_code == 200, response.text
     answer = response.json()
     assert answer["count"] == len(answer["tokens"])
-    return str(server.service.text.tokenizer.decode(answer["tokens"], skip_special_tokens=False))
+    return str(
+        server.service.answering.text.tokenizer.decode(answer["tokens"], skip_special_tokens=False)
+    )
 
 
 def test_tokenize_and_detokenize(serve: Serve) -> None:
@@ -105,13 +107,13 @@ def test_special_tokens_are_the_templates_unless_they_are_asked_for(serve: Serve
             response = await server.http.post("/tokenize", json=body)
             return int(response.json()["tokens"][0])
 
-        encode = server.service.text.tokenizer.encode
+        encode = server.service.answering.text.tokenizer.encode
 
         def with_bos(text: str, *, add_special_tokens: bool = True) -> Any:
             ids = encode(text, add_special_tokens=add_special_tokens)
             return np.concatenate([[BOS_ID], ids]) if add_special_tokens else ids
 
-        server.service.text.tokenizer.encode = with_bos
+        server.service.answering.text.tokenizer.encode = with_bos
         assert await first(prompt="a") == BOS_ID
         assert await first(prompt="a", add_special_tokens=False) == ord("a")
         assert await first(messages=[USER]) != BOS_ID
@@ -160,7 +162,7 @@ def test_the_tokenizer_tells_of_itself(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         bos = {"content": "<s>", "lstrip": False, "normalized": False}
         config = {"bos_token": bos, "added_tokens_decoder": {"0": bos}, "model_max_length": 5}
-        server.service.text.tokenizer.config = config
+        server.service.answering.text.tokenizer.config = config
         answer = (await server.http.get("/tokenizer_info")).json()
         assert answer == {
             "tokenizer_class": "PreTrainedTokenizerFast",

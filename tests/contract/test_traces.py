@@ -17,16 +17,15 @@ STAGES = ("tokenize", "prefill_waiting", "prefill_forward", "decode_forward")
 
 def traced(serve: Serve, engine: FakeEngine, body: Any, headers: dict[str, str]) -> Collector:
     with collecting() as collector:
+        provider = sending_to(f"{collector.url}/v1/traces", "here")
+        tracer = RequestTracer(provider, model_name="org/tiny")
 
         async def scenario(server: Any) -> None:
-            provider = sending_to(f"{collector.url}/v1/traces", "here")
-            tracer = RequestTracer(provider, model_name="org/tiny")
-            server.service.readers.append(tracer.finished)
             response = await server.http.post("/generate", json=body, headers=headers)
             assert response.status_code in (200, 503)
             provider.shutdown()
 
-        serve(scenario, engine)
+        serve(scenario, engine, readers=[tracer.finished])
     return collector
 
 

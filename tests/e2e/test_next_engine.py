@@ -31,7 +31,7 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ig
 
 
 async def outputs(service: Service, requests: list[Request]) -> list[list[int]]:
-    with service.job(requests, received={}) as job:
+    with service.answering.jobs.make(requests, received={}) as job:
         return [output.output_ids for output in await job.wait()]
 
 
@@ -49,9 +49,9 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
         with start() as first:
             async with EngineSession(first, Phases()) as session:
                 service = await session.service()
-                answers = await Calls(service).generate(PROMPTS, SAMPLED, {})
-                requests = service.intake.requests(
-                    await service.intake.encode("Four"),
+                answers = await Calls(service.answering).generate(PROMPTS, SAMPLED, {})
+                requests = service.answering.intake.requests(
+                    await service.answering.intake.encode("Four"),
                     SamplingParams(n=4, temperature=1.0, max_new_tokens=20, ignore_eos=True),
                     RequestOptions(),
                 )
@@ -60,9 +60,9 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                 psutil.Process(first.processes[0].pid).kill()
                 assert await outputs(service, requests) == before
                 assert await service.health.is_healthy()
-                (state,) = (await service.server_info())["internal_states"]
+                (state,) = (await service.info.now())["internal_states"]
                 assert (state["num_running"], state["num_queued"]) == (0, 0)
-                assert service.book.num_sequences == 12
+                assert service.events.book.num_sequences == 12
                 return [each["text"] for each in answers]
 
     texts = asyncio.run(scenario())

@@ -112,9 +112,10 @@ class Replica:
         return {HELD: self._hosted.service.engine.held_prefixes()}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        client = self._hosted.service.engine
+        info = self._hosted.service.info
+        client = info.engine
         try:
-            ((_, state),) = await self._hosted.service.states()
+            ((_, state),) = await info.states()
         except EngineDeadError:  # no engine is ready at the moment, and everything waits
             return {QUEUE: float(client.num_open), USAGE: 0.0}
         return {QUEUE: float(state.num_queued + client.num_waiting), USAGE: state.pool.usage}

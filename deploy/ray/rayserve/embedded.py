@@ -15,6 +15,7 @@ from setpoint.config.options import Options
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.service import Service
+from setpoint.frontend.warm_up import warm_up
 from setpoint.launch.parent.engine import launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
@@ -38,7 +39,7 @@ async def hosted(options: Options, env: EnvSettings, *, given: Set[str]) -> Asyn
         async with EngineSession(engine, phases) as session:
             service = await session.service()
             if not options.server.skip_server_warmup:
-                await service.warm_up()
+                await warm_up(service.answering)
             watching = asyncio.create_task(service.watch.run())
             try:
                 yield Hosted(service, create_app(service, DIALECTS), session)

@@ -7,14 +7,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rayserve.exchange import HttpRequest, answer
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.composition import compose
 from setpoint.frontend.http.app import create_app
+from setpoint.frontend.job_maker import JobMaker
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.service import Service
 
@@ -25,10 +27,10 @@ _FOUND: ContextVar[list[Prompt] | None] = ContextVar("found", default=None)
 """Collects the prompts that are read in this context; None for an ordinary request."""
 
 
-class _Reading(Service):
+class _Reading(JobMaker):
     """Collects requests instead of sending them."""
 
-    def job(self, requests: Sequence[Request], **_: Any) -> Job:
+    def make(self, requests: Sequence[Request], **_: Any) -> Job:
         found = _FOUND.get()
         assert found is not None
         found.extend((each.prompt_ids, each.options.namespace) for each in requests)
@@ -40,7 +42,10 @@ class PromptReader:
         """service: the service that answers requests. It neither counts nor logs what is read
         here."""
         config = replace(service.config, metrics=None)
-        reading = _Reading(config, service.engine, service.text, service.live.options)
+        reading = compose(config, service.engine, service.answering.text, service.live.options)
+        jobs = reading.answering.jobs
+        own = _Reading(**{each.name: getattr(jobs, each.name) for each in fields(JobMaker)})
+        reading = replace(reading, answering=replace(reading.answering, jobs=own))
         self._app = create_app(reading, DIALECTS)
         logging.getLogger("uvicorn.access").addFilter(lambda record: _FOUND.get() is None)
 

@@ -17,11 +17,11 @@ from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.replies import Exchange
 from setpoint.frontend.apis.openai.route_table import Api, openai_apis
 from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.jobs import Job
-from setpoint.frontend.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ EncodedRecord = tuple[bytes, record.Error | None]
 class BatchRun:
     def __init__(
         self,
-        service: Service,
+        answering: Answering,
         journal: Journal,
         output: Output,
         tally: Tally,
@@ -60,9 +60,9 @@ class BatchRun:
         self._tally = tally
         self._digest = digest
         self._apis = {
-            route: api for route, api in openai_apis(service).items() if endpoint in (None, route)
+            route: api for route, api in openai_apis(answering).items() if endpoint in (None, route)
         }
-        self.view = EngineView(service.engine)
+        self.view = EngineView(answering.engine)
         self._patience_s = patience_s
         self._gate = make_gate(self.view)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -21,8 +21,8 @@ from setpoint.batch.reading import read_ahead
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.feed import BackgroundGate
-from setpoint.frontend.service import Service
 from setpoint.frontend.storage.batches import Batch, BatchFault
 from setpoint.frontend.storage.documents import new_id
 from setpoint.frontend.storage.files import PREFIX, Upload
@@ -52,8 +52,8 @@ class InterruptedBatchError(SetpointError):
 
 
 class BatchWorker:
-    def __init__(self, service: Service, storage: Storage) -> None:
-        self._service = service
+    def __init__(self, answering: Answering, storage: Storage) -> None:
+        self._answering = answering
         self._files, self._book, self._now = storage.files, storage.batches, storage.now
 
     async def run(self) -> None:
@@ -104,7 +104,7 @@ class BatchWorker:
 
     def _source(self, batch: Batch) -> JsonlSource:
         path = self._files.path(batch.input_file_id)
-        return JsonlSource(path, max_body_bytes=self._service.config.max_body_bytes)
+        return JsonlSource(path, max_body_bytes=self._answering.config.max_body_bytes)
 
     async def _answer(self, batch_id: str, source: JsonlSource, survey: Survey) -> Tally:
         """Answer the open requests until none is left, the batch is cancelled or its time is up."""
@@ -115,7 +115,7 @@ class BatchWorker:
             if tally.num_done == tally.num_requests or self._is_over(batch_id):
                 return tally
             run = BatchRun(
-                self._service,
+                self._answering,
                 journal,
                 AsTheyCome(journal),
                 tally,

@@ -153,10 +153,13 @@ class _Batch:
             session.exit_s = ENGINE_EXIT_S
             stopped = asyncio.create_task(asked.end.wait())
             stopped.add_done_callback(_say_that_it_stops)
-            service = await session.service_unless(stopped)
-            if service is None:
+            services = await session.services_unless(stopped)
+            if not services:
                 return
-            run = BatchRun(service, self._journal, self._output, self.tally, digest=self._digest)
+            (service,) = services
+            run = BatchRun(
+                service.answering, self._journal, self._output, self.tally, digest=self._digest
+            )
             self.tally.started_at = time.monotonic()
             showing = asyncio.create_task(_show(bar, run, self.tally))
             working = asyncio.create_task(

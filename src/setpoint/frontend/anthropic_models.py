@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import Service
 
 _VERSION_HEADER = "anthropic-version"
 """A header that Anthropic's clients send with every request, and no others do."""
@@ -18,10 +18,10 @@ def is_anthropics(headers: Mapping[str, str]) -> bool:
     return _VERSION_HEADER in headers
 
 
-def model_page(services: Sequence[Service], started_at: int) -> dict[str, Any]:
+def model_page(models: Sequence[FrontendConfig], started_at: int) -> dict[str, Any]:
     """All models, on one page. started_at: when the server began to serve, in seconds since
     1970."""
-    cards = [model_card(each, started_at) for each in services]
+    cards = [model_card(each, started_at) for each in models]
     return {
         "data": cards,
         "has_more": False,
@@ -30,8 +30,7 @@ def model_page(services: Sequence[Service], started_at: int) -> dict[str, Any]:
     }
 
 
-def model_card(service: Service, started_at: int) -> dict[str, Any]:
-    config = service.config
+def model_card(config: FrontendConfig, started_at: int) -> dict[str, Any]:
     return {
         "type": "model",
         "id": config.served_model_name,

@@ -74,6 +74,7 @@ class FrontendConfig:
     storage_backend: str | None = None
     """The storage of cached prefixes, if there is one."""
     weight_version: str = "default"
+    """At the start, like ``model_path``; ``ServedWeights`` has those of the present weights."""
     profiles_folder: str = "/tmp"
     """Clients' profiles are written in this folder or below it."""
     expert_records_folder: str = "/tmp"

@@ -136,10 +136,10 @@ class BackgroundService:
         self._loop = asyncio.get_running_loop()
         stop = asyncio.wrap_future(self._stop)
         async with EngineSession(engine, phases) as session:
-            service = await session.service_unless(stop)
-            if service is None:
+            services = await session.services_unless(stop)
+            if not services:
                 raise EngineDeadError(_CLOSED)
-            ready.set_result(service)
+            ready.set_result(*services)
             await stop
         calls = asyncio.all_tasks() - {asyncio.current_task()}
         for task in calls:

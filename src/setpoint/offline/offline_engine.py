@@ -135,7 +135,7 @@ class Engine:
     def _start(self, options: Options, env: EnvSettings, given: frozenset[str]) -> None:
         with self._words():
             self._background = BackgroundService(options, env, given=given)
-        self._calls = Calls(self._background.service)
+        self._calls = Calls(self._background.service.answering)
         # This runs when the object is garbage-collected and when the interpreter exits.
         weakref.finalize(self, self._background.close)
 
@@ -270,7 +270,7 @@ class Engine:
     def get_server_info(self) -> dict[str, Any]:
         """The fields of ``/server_info``: resolved options, the reasons for start-up decisions, the
         size of the pool, and the current load."""
-        return self._call(self._calls.service.server_info())
+        return self._call(self._background.service.info.now())
 
     def shutdown(self) -> None:
         """End the engine. Waiting calls in other threads raise EngineDeadError. Does nothing the

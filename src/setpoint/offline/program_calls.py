@@ -1,4 +1,4 @@
-"""The calls that a program can make to a service, as coroutines on its event loop: lists of any
+"""The calls that a program can make to a answering, as coroutines on its event loop: lists of any
 length, conversations, streams. They take unchecked Python values. This module does not know on
 which thread or loop the caller runs.
 """
@@ -15,13 +15,13 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.sglang_bodies import EncodeBody, GenerateBody, naming_prompt
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.turn.prepare import Chat
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.service import Service
 from setpoint.offline.call_arguments import body_of, checked_sampling, prompt_fields
 
 Pieces = AsyncGenerator[list[dict[str, Any]], None]
@@ -29,14 +29,14 @@ Pieces = AsyncGenerator[list[dict[str, Any]], None]
 
 
 class Calls:
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self._native = NativeApi(service)
-        self._chat = Chat(service)
+    def __init__(self, answering: Answering) -> None:
+        self.answering = answering
+        self._native = NativeApi(answering)
+        self._chat = Chat(answering)
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
-        return {**self.service.config.sampling_defaults, "max_new_tokens": None}
+        return {**self.answering.config.sampling_defaults, "max_new_tokens": None}
 
     async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
         body = self._generate_body(prompt_fields(prompt, request), sampling, request)
@@ -72,7 +72,7 @@ class Calls:
                 yield pieces
 
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
-        if self.service.config.pooling is None:
+        if self.answering.config.pooling is None:
             raise RequestError(
                 "This Engine generates text. To get embeddings, create an Engine with"
                 " is_embedding=True."
@@ -88,10 +88,10 @@ class Calls:
     async def abort(self, rid: str, *, abort_all: bool) -> None:
         if not rid and not abort_all:
             raise RequestError("Give the beginning of a rid, or abort_all=True.")
-        self.service.engine.abort(rid, abort_all=abort_all)
+        self.answering.engine.abort(rid, abort_all=abort_all)
 
     async def flush_cache(self) -> bool:
-        return await self.service.engine.orders.flush()
+        return await self.answering.engine.orders.flush()
 
     async def _generate(self, body: GenerateBody) -> Any:
         prepared = await self._native.prepare(body, max_sequences=None)
@@ -101,7 +101,7 @@ class Calls:
         if body.text == []:
             return
         prepared = await self._native.prepare(body)
-        with self.service.job(prepared.flat(), received={}) as job:
+        with self.answering.jobs.make(prepared.flat(), received={}) as job:
             async for pieces in job.pieces():
                 results = [
                     self._native.result(piece.output, prepared, piece=piece) for piece in pieces
@@ -117,14 +117,14 @@ class Calls:
         """The results of ``make`` for every sequence, in order. Requests are submitted gradually,
         so that the engine's queue stays short. The first failure aborts the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
-        view = EngineView(self.service.engine)
+        view = EngineView(self.answering.engine)
         gate = Gate(view)
 
         async def run(index: int, requests: list[Request]) -> None:
             try:
                 with (
                     naming_prompt(index, len(results), is_list=len(results) > 1),
-                    self.service.job(requests, received={}) as job,
+                    self.answering.jobs.make(requests, received={}) as job,
                 ):
                     results[index] = [make(output) for output in await job.wait()]
             finally:
@@ -167,7 +167,7 @@ class Calls:
     def _generate_body(
         self, fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]
     ) -> GenerateBody:
-        if self.service.config.pooling is not None:
+        if self.answering.config.pooling is not None:
             raise RequestError(
                 "This Engine makes embeddings (is_embedding=True) and does not generate text; call"
                 " encode()."
@@ -200,8 +200,8 @@ class Calls:
     async def _conversation_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int]:
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise RequestError(f"messages must be a list of dicts, not {type(messages).__name__}.")
-        _ = self.service.text.tokenizer
-        if not self.service.text.has_chat_template:
+        _ = self.answering.text.tokenizer
+        if not self.answering.text.has_chat_template:
             raise RequestError(
                 'This model has no chat template. Create the Engine with chat_template="FILE", or'
                 " call generate()."

@@ -165,8 +165,10 @@ class Clients:
     async def _read(self, order: Order, outcome: Outcome) -> None:
         service = self._service
         prompt = np.array(order.prompt, np.int32)
-        requests = service.intake.requests(prompt, order.sampling, order.options, rid=order.rid)
-        job = service.job(requests, received={})
+        requests = service.answering.intake.requests(
+            prompt, order.sampling, order.options, rid=order.rid
+        )
+        job = service.answering.jobs.make(requests, received={})
         timers = []
         try:
             with job:

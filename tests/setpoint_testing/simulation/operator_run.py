@@ -160,7 +160,7 @@ class OperatorRun(Run):
             running = set(self.service.engine._open)
             async with self._pausing if keep_pause else nullcontext():
                 with self._all_or_none(lambda engine: folder in engine.operator.loaded):
-                    await self.service.load(
+                    await self.service.weights.load(
                         Checkpoint(folder, "dummy"),
                         flush_cache=True,
                         aborts=aborts,

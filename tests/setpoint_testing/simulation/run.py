@@ -365,7 +365,7 @@ class Run:
             await orders.pause(PauseMode.RETRACT)
             try:
                 checkpoint = Checkpoint(folder, "dummy")
-                await self.service.load(checkpoint, flush_cache=True, aborts=False)
+                await self.service.weights.load(checkpoint, flush_cache=True, aborts=False)
                 self.world.note("operator", f"has loaded {folder}")
             finally:
                 await orders.resume()
@@ -394,7 +394,7 @@ class Run:
 
     async def _ask_states(self) -> None:
         self.seen["asked for states"] += 1
-        await self.service.states()
+        await self.service.info.states()
         await self.service.engine.list_requests(timeout_s=1.0)
 
     async def _probe(self) -> None:
@@ -442,7 +442,7 @@ class Run:
                 world.wrong.append(f"/ready says that {standing}")
             if standing.state == "ended" and not standing.is_missed:
                 world.wrong.append(f"/ready does not say that {standing}")
-        checkpoint = service.checkpoint
+        checkpoint = service.weights.checkpoint
         weights = session.engine.served.job().folder if checkpoint is None else checkpoint.folder
         for engine in world.serving():
             if engine.operator.weights != weights:

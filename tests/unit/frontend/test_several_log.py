@@ -17,8 +17,11 @@ def test_the_log_says_for_whom_new_requests_wait(caplog: pytest.LogCaptureFixtur
     client: Any = SimpleNamespace(gate=None)
 
     async def scenario() -> None:
-        several = SeveralModels("ab", most=1, clock=clock)
-        first, second = (several.add(name, client, asyncio.Event()) for name in "ab")
+        parts = {name: (client, asyncio.Event()) for name in "ab"}
+        several = SeveralModels(parts, most=1, clock=clock)
+        first, second = several.models.values()
+        several.loaded("a")
+        several.loaded("b")
         several.turns.unloaded("b")
         assert first.arrived()
         assert not second.arrived()

@@ -53,8 +53,9 @@ def test_an_engine_that_is_stopped_while_it_takes_its_memory_again_is_replaced(
         client = EngineClient(EngineLives(RestartBudget(0)))
         client.attach(stopped.line)
         stopped.is_ready()
-        several = SeveralModels("a", most=1, clock=CLOCK)
-        model = several.add("a", client, may_load)
+        several = SeveralModels({"a": (client, may_load)}, most=1, clock=CLOCK)
+        model = several.models["a"]
+        several.loaded("a")
         await several.unload("a")
         working = asyncio.create_task(several.run())
         loading = asyncio.create_task(model.load())

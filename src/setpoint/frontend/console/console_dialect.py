@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -23,11 +24,11 @@ class ConsoleDialect(Dialect):
     prefix = PAGE
     hint = f"The page is at {PAGE}, its events at {STREAM}."
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         pages = Pages()
         self.pages = pages.paths
         self.router = APIRouter(tags=["console"])
-        self._feed = ConsoleFeed(service, service.watch)
+        self._feed = ConsoleFeed(service, models, service.watch)
         add_route(self.router, STREAM, self.stream, "GET")
         pages.install(self.router)  # after the stream, whose path looks like a file's
 

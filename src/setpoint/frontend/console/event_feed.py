@@ -63,8 +63,10 @@ class Watch(Protocol):
 
 
 class ConsoleFeed:
-    def __init__(self, service: Service, watch: Watch) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], watch: Watch) -> None:
+        """models: all models of the server."""
         self._service = service
+        self._models = models
         self._watch = watch
         self._broadcast = Broadcast()
         self._num_joining = 0
@@ -150,12 +152,14 @@ class ConsoleFeed:
     async def _look_at_requests(self) -> None:
         client = self._service.engine
         listed = await client.list_requests(timeout_s=ANSWER_S) if client.is_ready else []
-        table = self._service.roster.table(listed, client.waiting_numbers)
+        table = self._service.events.roster.table(listed, client.waiting_numbers)
         if table.rows or self._table:
             self._table = self._changed(self._table, "requests", table)
 
     async def _look_at_facts(self) -> None:
-        self._facts = self._changed(self._facts, "state", await facts_of(self._service))
+        self._facts = self._changed(
+            self._facts, "state", await facts_of(self._service, self._models)
+        )
 
     def _changed(self, before: bytes, name: str, content: Any) -> bytes:
         """The event, published if it differs from the one before."""

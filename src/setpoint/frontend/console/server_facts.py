@@ -14,23 +14,23 @@ from setpoint.frontend.service import Service
 _LIMITS = ("max_running_requests", "max_prefill_tokens", "chunked_prefill_size")
 
 
-async def facts_of(service: Service) -> dict[str, Any]:
+async def facts_of(service: Service, models: Sequence[Service]) -> dict[str, Any]:
     """The facts about the server that the console shows. Raises EngineDeadError."""
-    config, info = service.config, await service.server_info()
+    config, info = service.config, await service.info.now()
     states = info["internal_states"]
     state = states[0]  # the engines are alike, but for what they have done
     return {
         "model": config.served_model_name,
-        "model_path": config.model_path,
+        "model_path": service.weights.model_path,
         "models": [
             {"name": each.config.served_model_name, "state": each.residence.state}
-            for each in service.models
+            for each in models
         ],
         "version": info.get("version"),
         "device": info.get("accelerator") or info.get("device"),
         "dtype": info.get("dtype"),
         "command": info.get("launch_command"),
-        "chats": config.pooling is None and service.text.has_chat_template,
+        "chats": config.pooling is None and service.answering.text.has_chat_template,
         "context_len": config.context_len,
         "pool_tokens": info.get("max_total_num_tokens"),
         "memory_gb": state["memory_usage"],

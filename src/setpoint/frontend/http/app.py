@@ -21,23 +21,30 @@ from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.service import Service
 
-MakeDialect = Callable[[Service, BodyReader], Dialect]
+MakeDialect = Callable[[Service, Sequence[Service], BodyReader], Dialect]
+"""Makes a dialect of one model. It also gets all models of the server, in their order."""
 
 
 def create_app(
-    service: Service, makers: Sequence[MakeDialect], *, local_only: bool = False
+    service: Service,
+    makers: Sequence[MakeDialect],
+    *,
+    others: Sequence[Service] = (),
+    local_only: bool = False,
 ) -> FastAPI:
-    """The application. makers: make the dialects that it speaks. local_only: whether only this
-    machine can, and should, reach the port."""
-    app = _bare_app(service, makers)
+    """The application. makers: make the dialects that it speaks. others: the server's models behind
+    the first one. local_only: whether only this machine can, and should, reach the port."""
+    models = (service, *others)
+    app = _bare_app(service, models, makers)
     dialects: Dialects = app.state.dialects
-    others = [each for each in service.models if each is not service]
     if others:
+        behind = {each.config.served_model_name: _bare_app(each, models, makers) for each in others}
+        app.state.workers += [work for each in behind.values() for work in each.state.workers]
         app.add_middleware(
             ModelChoice,
             first=service.config.served_model_name,
-            others={each.config.served_model_name: _bare_app(each, makers) for each in others},
-            max_body_bytes=max(each.config.max_body_bytes for each in service.models),
+            others=behind,
+            max_body_bytes=max(each.config.max_body_bytes for each in models),
             dialects=dialects,
         )
     app.add_middleware(ContentEncodingMiddleware, dialects=dialects)
@@ -59,17 +66,20 @@ def create_app(
     return app
 
 
-def _bare_app(service: Service, makers: Sequence[MakeDialect]) -> FastAPI:
+def _bare_app(
+    service: Service, models: Sequence[Service], makers: Sequence[MakeDialect]
+) -> FastAPI:
     """The routes of one model."""
     app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
     dialects = Dialects(
-        [make(service, bodies) for make in makers],
-        on_refusal=lambda refusal: service.book.count_refusal(refusal.status_code),
+        [make(service, models, bodies) for make in makers],
+        on_refusal=lambda refusal: service.events.book.count_refusal(refusal.status_code),
     )
     app.state.dialects = dialects
     app.state.drain = service.drain
     app.state.unread = service.unread
+    app.state.workers = [work for dialect in dialects.all for work in dialect.workers]
     for dialect in dialects.all:
         # Not include_router: FastAPI matches a request with the routes of an included router three
         # times, a tenth of a millisecond.

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Worker
 
 
 class Dialect(ABC):
@@ -38,6 +39,8 @@ class Dialect(ABC):
     """Routes where a GET changes something."""
     router: APIRouter
     """The dialect's routes."""
+    workers: Sequence[Worker] = ()
+    """Run while the server serves, and are cancelled when it begins to end."""
 
     @abstractmethod
     def error_body(self, refusal: Refusal) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
@@ -110,20 +110,26 @@ class Shared:
 class SeveralModels:
     """All models. ``run`` carries out what ``turns`` decides."""
 
-    def __init__(self, names: Sequence[str], *, most: int, clock: Clock) -> None:
-        """most: how many may be loaded at the same time."""
-        self.turns = Turns(names, most=most, turn_s=TURN_S)
-        self.models: dict[str, Shared] = {}
+    def __init__(
+        self,
+        models: Mapping[str, tuple[EngineClient, asyncio.Event]],
+        *,
+        most: int,
+        clock: Clock,
+    ) -> None:
+        """models: name -> client and ``may_load`` of each, in their order. most: how many may be
+        loaded at the same time."""
+        self.turns = Turns([*models], most=most, turn_s=TURN_S)
         self.now = clock.now
+        self.models = {name: Shared(name, *parts, self) for name, parts in models.items()}
         self._changed = asyncio.Event()
         self._working: set[asyncio.Task[None]] = set()
 
-    def add(self, name: str, client: EngineClient, may_load: asyncio.Event) -> Shared:
-        """Share the room with a model, whose engine is loaded now."""
-        model = self.models[name] = Shared(name, client, may_load, self)
+    def loaded(self, name: str) -> None:
+        """Share the room with a model, whose engine is loaded now for the first time."""
+        model = self.models[name]
         self.turns.loaded(name, self.now())
-        client.gate = model
-        return model
+        model.client.gate = model
 
     def wake(self) -> None:
         """Look soon at what is to be done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
-from setpoint.frontend.storage.background import ID_PREFIX, BackgroundResponse
+from setpoint.frontend.storage.background import ID_PREFIX, BackgroundBook, BackgroundResponse
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
@@ -49,7 +49,16 @@ class KeptResponse:
 class ResponseStore:
     """Safe for several threads."""
 
-    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        background: BackgroundBook | None = None,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """background: the book of those in the background; it forgets each that is deleted, or
+        dropped because newer ones need its space."""
+        self.background = background or BackgroundBook()
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
@@ -57,9 +66,6 @@ class ResponseStore:
         self._items: dict[str, str] = {}
         """Id of each output item -> id of its response."""
         self._num_bytes = 0
-        self.on_drop: Callable[[str], None] = lambda response_id: None
-        """Is called with the id of each response that is deleted, or dropped because newer ones
-        need its space."""
         self._lock = threading.Lock()
 
     def put(self, kept: KeptResponse) -> None:
@@ -82,7 +88,7 @@ class ResponseStore:
                 dropped.append(oldest)
                 ended = (key for key, (each, _) in self._kept.items() if not each.is_running)
         for each in dropped:
-            self.on_drop(each)
+            self.background.forget(each)
 
     def get(self, response_id: str, *, name: str = "response_id") -> KeptResponse:
         """The response with this id. name: the field of the request that contains the id. Raises
@@ -120,7 +126,7 @@ class ResponseStore:
         kept = self.get(response_id)
         with self._lock:
             self._drop(response_id)
-        self.on_drop(response_id)
+        self.background.forget(response_id)
         return kept
 
     def __contains__(self, response_id: str) -> bool:

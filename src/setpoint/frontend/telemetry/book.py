@@ -28,7 +28,7 @@ class RequestBook:
     ``Intake``."""
 
     warned_bodies: int = 0
-    """Bodies with unknown keys, which were ignored (written by ``Service``), or with parts of a
+    """Bodies with unknown keys, which were ignored (written by ``BodyParser``), or with parts of a
     conversation that no model can read (``chat/passed_over``)."""
 
     unenforced_schemas: int = 0

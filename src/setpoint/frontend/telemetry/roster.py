@@ -66,8 +66,8 @@ class Table(msgspec.Struct, kw_only=True):
 
 
 class Roster:
-    """Kept by the Service. A request costs two dictionary operations; rows are made for those who
-    ask."""
+    """Kept by ``RequestEvents``. A request costs two dictionary operations; rows are made for those
+    who ask."""
 
     def __init__(self) -> None:
         self._open: dict[int, MeasuredSequence] = {}

@@ -113,11 +113,12 @@ class Doctor(Protocol):
 
 
 class Watch:
-    def __init__(self, client: EngineClient, latencies: Latencies) -> None:
+    def __init__(
+        self, client: EngineClient, latencies: Latencies, doctor: Doctor | None = None
+    ) -> None:
         self._client = client
         self._latencies = latencies
-        self.doctor: Doctor | None = None
-        """Written at the start, before ``run``."""
+        self.doctor = doctor
         self.news = LimitNews()
         self.lanes: dict[int | None, Lane] = {None: Lane()}
         """None: the whole server; and one for each rank, if there are several."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.events import publisher_config, publisher_info
@@ -17,12 +18,16 @@ from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
 from setpoint.core.model import ModelSpec
 from setpoint.core.version import __version__
+from setpoint.frontend.composition import ServerParts, compose
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.pairing import KnownServers
+from setpoint.frontend.residence import Residence
 from setpoint.frontend.service import Service
 from setpoint.frontend.shared_rooms import Sharing
-from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.supervision import Supervisor
+from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
+from setpoint.frontend.telemetry.request_events import Reader
 from setpoint.frontend.telemetry.request_export import RequestExport
 from setpoint.ipc.client import EngineClient
 from setpoint.launch.parent.checkpoints import LaunchedCheckpoints
@@ -30,6 +35,9 @@ from setpoint.launch.parent.doctor import ServerDoctor
 from setpoint.launch.parent.engine import Launched
 from setpoint.launch.parent.live import LiveConfig
 from setpoint.launch.parent.served import Served, Several
+
+if TYPE_CHECKING:
+    from setpoint.handover.prefill_servers import PrefillServers
 
 
 def make_service(
@@ -39,14 +47,39 @@ def make_service(
     live: LiveConfig,
     *,
     startup_s: float,
-    storage: Storage | None = None,
+    of_server: ServerParts | None,
+    residence: Residence | None,
     supervisor: Supervisor,
 ) -> Service:
-    """startup_s: the duration of the start. storage: the folder for clients' files, if there is
-    one. supervisor: starts the engines."""
-    served = engine.served
+    """startup_s: the duration of the start. of_server, residence: None for the only model.
+    supervisor: starts the engines."""
+    served, options = engine.served, engine.served.config.options
+    config = _config(served, facts, startup_s)
+    book = RequestBook()
+    readers, at_end = _readers(options, book, config.served_model_name)
+    pairing = _pairing(options)
+    return compose(
+        config,
+        client,
+        engine.text,
+        live,
+        of_server=of_server,
+        residence=residence,
+        checkpoints=LaunchedCheckpoints(options, served.source, served.spec),
+        supervisor=supervisor,
+        prefill_servers=pairing or _announced(options),
+        pairing=pairing,
+        book=book,
+        readers=readers,
+        make_doctor=ServerDoctor,
+        workers=() if pairing is None else (pairing.watch,),
+        at_end=at_end,
+    )
+
+
+def _config(served: Served, facts: EngineFacts, startup_s: float) -> FrontendConfig:
     config, options, spec, source = served.config, served.config.options, served.spec, served.source
-    frontend = FrontendConfig(
+    return FrontendConfig(
         pooling=spec.pooling,
         model_path=options.model.model_path or source.name,
         served_model_name=options.model.served_model_name or source.name,
@@ -85,11 +118,6 @@ def make_service(
         health_timeout_s=config.env.health_check_timeout_s,
         watchdog_s=options.server.watchdog_timeout,
     )
-    checkpoints = LaunchedCheckpoints(options, source, spec)
-    service = Service(frontend, client, engine.text, live, storage, checkpoints, supervisor)
-    _add_readers(service, options)
-    _know_prefill_servers(service, options)
-    return service
 
 
 def _server_info(served: Served, startup_s: float) -> dict[str, Any]:
@@ -109,22 +137,23 @@ def _sharing(config: ResolvedConfig) -> Sharing:
     )
 
 
-def _know_prefill_servers(service: Service, options: Options) -> None:
-    """Tell a decode server its prefill servers, and have it send bodies to those that the command
-    line names."""
+def _pairing(options: Options) -> PrefillServers | None:
+    """The prefill servers that the command line names, to which a decode server sends bodies."""
+    urls = options.disaggregation.disaggregation_prefill_servers
+    if options.disaggregation.role != "decode" or not urls:
+        return None
+    from setpoint.handover.prefill_servers import PrefillServers
+
+    return PrefillServers(urls, api_key=next(iter(api_keys(options.server)), None))
+
+
+def _announced(options: Options) -> KnownServers | None:
+    """The prefill servers that announce themselves to a decode server."""
     if options.disaggregation.role != "decode":
-        return
-    if urls := options.disaggregation.disaggregation_prefill_servers:
-        from setpoint.handover.prefill_servers import PrefillServers
+        return None
+    from setpoint.handover.announcements import AnnouncedServers
 
-        api_key = next(iter(api_keys(options.server)), None)
-        servers = PrefillServers(urls, api_key=api_key)
-        service.pairing = service.prefill_servers = servers
-        service.workers.append(servers.watch)
-    else:
-        from setpoint.handover.announcements import AnnouncedServers
-
-        service.prefill_servers = AnnouncedServers()
+    return AnnouncedServers()
 
 
 def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
@@ -135,22 +164,24 @@ def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _add_readers(service: Service, options: Options) -> None:
-    """Add the doctor, and the readers that log, export and trace the ends of requests."""
-    service.watch.doctor = ServerDoctor(service)
+def _readers(
+    options: Options, book: RequestBook, model_name: str
+) -> tuple[list[Reader], list[Callable[[], None]]]:
+    """What exports and traces the ends of requests, and what sends the last of it."""
+    readers: list[Reader] = []
+    at_end: list[Callable[[], None]] = []
     folder = options.metrics.export_metrics_to_file_dir
     if options.metrics.export_metrics_to_file and folder is not None:
-        export = RequestExport(Path(folder), service.book)
-        service.readers.append(export.finished)
+        readers.append(RequestExport(Path(folder), book).finished)
     if options.traces.enable_trace:
         # Here, because a server without traces may lack the library.
         from setpoint.frontend.telemetry.tracing import RequestTracer, sending_to
 
         url = otlp_url(options.traces.otlp_traces_endpoint)
         provider = sending_to(url, options.traces.otlp_service_name)
-        tracer = RequestTracer(provider, model_name=service.config.served_model_name)
-        service.readers.append(tracer.finished)
-        service.at_end.append(provider.shutdown)
+        readers.append(RequestTracer(provider, model_name=model_name).finished)
+        at_end.append(provider.shutdown)
+    return readers, at_end
 
 
 STARTUP_PHASES = ("load_weight", "kv_cache_allocation")

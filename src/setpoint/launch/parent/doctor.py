@@ -12,7 +12,7 @@ from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.readers.kept import live_observations, together
-from setpoint.frontend.service import Service
+from setpoint.frontend.info import Info
 from setpoint.frontend.telemetry.limit_news import Diagnosis
 from setpoint.frontend.telemetry.watching import Life, Seen
 
@@ -23,8 +23,9 @@ WANTS_MORE = "client-bound"
 class ServerDoctor:
     """Implements ``frontend.telemetry.watching.Doctor``."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, info: Info) -> None:
+        """info: what the server says of itself."""
+        self._info = info
 
     def examine(self, seen: Seen) -> Diagnosis:
         has_ended = all(life.death for life, _ in seen)
@@ -46,7 +47,7 @@ class ServerDoctor:
         )
 
     def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
-        facts = facts_of(self._service.known_info(life.line), engine="setpoint")
+        facts = facts_of(self._info.known(life.line), engine="setpoint")
         sizes = [
             size
             for size in (facts.chunked_prefill_size, facts.max_prefill_tokens)
@@ -68,9 +69,9 @@ class ServerDoctor:
         if life.death and not has_ended:
             note = f"The engine has ended: {life.death}"
         return live_observations(
-            self._service.known_info(life.line),
+            self._info.known(life.line),
             moments,
-            name=self._service.config.served_model_name,
+            name=self._info.model_name,
             death=life.death if has_ended else "",
             note="" if has_ended else note,
             tiers=life.tiers,

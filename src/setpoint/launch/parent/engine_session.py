@@ -22,8 +22,9 @@ from setpoint.launch.parent.standby import Standby
 
 if TYPE_CHECKING:
     from setpoint.core.executor import Clock
+    from setpoint.frontend.composition import ServerParts
+    from setpoint.frontend.residence import Residence
     from setpoint.frontend.service import Service
-    from setpoint.frontend.storage.storage import Storage
     from setpoint.ipc.block_sink import BlockSink
     from setpoint.ipc.client import EngineClient
     from setpoint.ipc.line import EngineLine
@@ -54,12 +55,12 @@ class EngineSession:
         engine: Launched,
         phases: Phases,
         *,
-        storage: Storage | None = None,
+        of_server: ServerParts | None = None,
         blocks: BlockSink | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """storage: the folder in which the service stores clients' files, if there is one. blocks:
-        see EngineClient. clock: the time for the engines' deadlines, and for restarts."""
+        """of_server: what the service has in common with those of other models. blocks: see
+        EngineClient. clock: the time for the engines' deadlines, and for restarts."""
         from setpoint.ipc.balance import make_balance
         from setpoint.ipc.client import EngineClient
 
@@ -82,7 +83,7 @@ class EngineSession:
         """Why no engine is left."""
         self._phases = phases
         self._clock = clock
-        self._storage = storage
+        self._of_server = of_server
         self._service: Service | None = None
         self._live: LiveConfig | None = None
         self._engines: dict[int, LaunchedEngine] = {}
@@ -157,16 +158,16 @@ class EngineSession:
             await self._standby.until_gone()
         self.client.close()
 
-    async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
-        """Like ``service``, but if ``called_off`` is done first, kill the engines and return
-        None."""
+    async def services_unless(self, called_off: asyncio.Future[Any]) -> tuple[Service, ...]:
+        """The service alone; none, with the engines killed, if ``called_off`` is done first. Raises
+        like ``service``."""
         starting = asyncio.create_task(self.service())
         await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
         if called_off.done():
             starting.cancel()
             self.kill()
-            return None
-        return starting.result()
+            return ()
+        return (starting.result(),)
 
     def shutdown(self) -> None:
         """Ask the engines to end; they are not replaced. Open requests fail. Those that read no
@@ -190,9 +191,10 @@ class EngineSession:
         for process in self.engine.processes:
             process.kill()
 
-    async def service(self) -> Service:
+    async def service(self, residence: Residence | None = None) -> Service:
         """The service, once an engine can take requests. Waits for the other engines at most as
-        long again. Raises StartupError if no engine can start."""
+        long again. residence: None for the only model. Raises StartupError if no engine can
+        start."""
         from setpoint.config.live import Running
         from setpoint.launch.parent.assembly import make_service
         from setpoint.launch.parent.live import LiveConfig
@@ -219,7 +221,8 @@ class EngineSession:
             facts,
             self._live,
             startup_s=startup_s,
-            storage=self._storage,
+            of_server=self._of_server,
+            residence=residence,
             supervisor=self,
         )
         return self._service
@@ -360,7 +363,7 @@ class EngineSession:
     def _present_job(self) -> tuple[object, ...]:
         """The data from which the job of an engine would be made now."""
         config = self.engine.served.config if self._live is None else self._live.config
-        checkpoint = None if self._service is None else self._service.checkpoint
+        checkpoint = None if self._service is None else self._service.weights.checkpoint
         return config, checkpoint, self.client.orders.storage
 
     def _launched(self, rank: int, process: EngineProcess, *, number: int) -> LaunchedEngine:
@@ -432,7 +435,7 @@ class EngineSession:
             rank=before.rank,
             life=number,
             config=config,
-            checkpoint=None if service is None else service.checkpoint,
+            checkpoint=None if service is None else service.weights.checkpoint,
             is_standby=is_standby,
             storage=self.client.orders.storage,
         )

@@ -43,7 +43,7 @@ from setpoint.observe.progress_display import in_the_log
 
 if TYPE_CHECKING:
     from setpoint.frontend.http.serve import Server
-    from setpoint.frontend.service import Service
+    from setpoint.frontend.service import Service, Worker
     from setpoint.frontend.storage.storage import Storage
     from setpoint.ipc.block_sink import BlockSink
 
@@ -151,15 +151,16 @@ class _Serving:
         self._storage = storage
         self._publisher = publisher
         self._phases = phases
-        self._service: Service | None = None
+        self._services: Sequence[Service] = ()
+        """The services of all models, in their order; none before they can be used."""
         self._working: Task[None] | None = None
 
     @property
     def drain_s(self) -> float:
         """How long running requests may continue after a signal, according to the live option."""
-        if self._service is None:
+        if not self._services:
             return self._engine.served.config.options.server.drain_timeout
-        return self._service.live.frontend.drain_timeout_s
+        return self._services[0].live.frontend.drain_timeout_s
 
     async def run(self, asked: EndAsked) -> int:
         """Serve until asked to end; returns the exit code. Raises EngineDeadError."""
@@ -171,26 +172,35 @@ class _Serving:
 
         stopped = asyncio.create_task(asked.end.wait())
         async with self._session() as session:
-            service = self._service = await session.service_unless(stopped)
-            if service is None:
+            services = self._services = await session.services_unless(stopped)
+            if not services:
                 return 0
             options = self._engine.served.config.options
             log_level = options.logs.log_level_http or options.logs.log_level
-            app = create_app(service, DIALECTS, local_only=is_loopback(self._sock))
+            app = create_app(
+                services[0],
+                DIALECTS,
+                others=services[1:],
+                local_only=is_loopback(self._sock),
+            )
             leave_out_of_access_log(options.logs.uvicorn_access_log_exclude_prefixes)
             server = make_server(app, log_level=log_level)
-            opening = _open(session, service, server.listening, self._phases)
+            opening = _open(session, services[0], server.listening, self._phases)
+            work = partial(_work, services, app.state.workers)
             try:
-                await self._answer(service, server, opening, [stopped, session.over])
+                await self._answer(server, opening, work, [stopped, session.over])
             finally:
-                session.exit_s = await self._end(session, service, server, asked)
+                session.exit_s = await self._end(session, server, asked)
             if not asked.end.is_set():
                 raise EngineDeadError(session.death)
             return 0
 
     def _session(self) -> EngineSession | SeveralSessions:
+        from setpoint.frontend.composition import ServerParts
+
+        parts = ServerParts.of(self._storage)
         sessions = [
-            EngineSession(each, self._phases, storage=self._storage, blocks=self._publisher)
+            EngineSession(each, self._phases, of_server=parts, blocks=self._publisher)
             for each in self._engines
         ]
         if len(sessions) == 1:
@@ -201,19 +211,19 @@ class _Serving:
 
     async def _answer(
         self,
-        service: Service,
         server: Server,
         opening: Coroutine[Any, Any, None],
+        work: Worker,
         over: Sequence[Task[Any]],
     ) -> None:
-        """Listen, run ``opening``, and serve until one of ``over`` is done."""
+        """Listen, run ``opening``, and then ``work``, until one of ``over`` is done."""
         opened = asyncio.create_task(opening)
         self._listening = listening = asyncio.create_task(server.serve(sockets=[self._sock]))
         try:
             await _first(opened, listening, *over)
             if opened.done():
                 opened.result()
-                self._working = asyncio.create_task(_work(service))
+                self._working = asyncio.create_task(work())
                 await _first(listening, *over)
         finally:
             opened.cancel()
@@ -221,7 +231,6 @@ class _Serving:
     async def _end(
         self,
         session: EngineSession | SeveralSessions,
-        service: Service,
         server: Server,
         asked: EndAsked,
     ) -> float:
@@ -229,14 +238,14 @@ class _Serving:
         until = time.monotonic()
         if asked.end.is_set():
             until += self.drain_s
-            service.drain.begin()
+            self._services[0].drain.begin()  # which is that of all
         if self._working is not None:  # the next start continues its work
             self._working.cancel()
             await asyncio.wait([self._working], timeout=LEAVE_S)
         if asked.end.is_set():
-            await _drain(service, self.drain_s, asked)
-            for each in service.models:
-                each.text.close()  # the chats that wait for it would be refused behind it
+            await _drain(self._services, self.drain_s, asked)
+            for each in self._services:
+                each.answering.text.close()  # the chats that wait for it would be refused behind it
         session.shutdown()
         if asked.at_once.is_set():
             until = min(until, time.monotonic())
@@ -244,29 +253,30 @@ class _Serving:
         cutting = asyncio.create_task(_cut_at_second_signal(asked, server))
         await self._listening
         cutting.cancel()
-        await _finish(service, max(until - time.monotonic(), LEAST_CLOSE_S))
+        await _finish(self._services, max(until - time.monotonic(), LEAST_CLOSE_S))
         return max(until + END_S - KILL_S - time.monotonic(), LEAST_CLOSE_S)
 
 
-async def _work(service: Service) -> None:
-    """Watch the engine, and run the batches of clients, until cancelled."""
+async def _work(services: Sequence[Service], workers: Sequence[Worker]) -> None:
+    """Watch the engines, and run the batches of clients and the other ``workers``, until
+    cancelled."""
     async with asyncio.TaskGroup() as group:
-        for each in service.models:
+        for each in services:
             group.create_task(each.watch.run())
-            for work in each.workers:
-                group.create_task(work())
-        if service.storage is not None:
+        for work in (*(work for each in services for work in each.workers), *workers):
+            group.create_task(work())
+        if (storage := services[0].storage) is not None:
             from setpoint.batch.worker import BatchWorker
 
-            group.create_task(BatchWorker(service, service.storage).run())
+            group.create_task(BatchWorker(services[0].answering, storage).run())
 
 
-async def _drain(service: Service, drain_s: float, asked: EndAsked) -> None:
+async def _drain(services: Sequence[Service], drain_s: float, asked: EndAsked) -> None:
     """Let the running requests end; abort those that still run after ``drain_s`` or at a second
     signal. The port stays open."""
 
     def num_open() -> int:
-        return sum(each.engine.num_open for each in service.models)
+        return sum(each.engine.num_open for each in services)
 
     num_running = num_open()
     if num_running:
@@ -286,8 +296,8 @@ async def _drain(service: Service, drain_s: float, asked: EndAsked) -> None:
             if num_left == 1
             else f"{num_left} requests were still running and are aborted."
         )
-        for each in service.models:
-            service.drain.cut(each.engine)
+        for each in services:
+            each.drain.cut(each.engine)
         await _until(lambda: not num_open(), ABORT_S)
 
 
@@ -298,11 +308,11 @@ async def _until(holds: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _finish(service: Service, seconds: float) -> None:
+async def _finish(services: Sequence[Service], seconds: float) -> None:
     """Send the remaining spans, for at most this many seconds."""
 
     def work() -> None:
-        for each in service.models:
+        for each in services:
             for send in each.at_end:
                 send()
 
@@ -328,7 +338,9 @@ async def _open(
 ) -> None:
     options = session.engine.served.config.options
     if not options.server.skip_server_warmup:
-        await service.warm_up()
+        from setpoint.frontend.warm_up import warm_up
+
+        await warm_up(service.answering)
     await listening.wait()  # without a warm-up, this task would be first to call itself ready
     phases.mark("warm-up")
     gc.collect()

@@ -16,6 +16,7 @@ from setpoint.core.errors import SetpointError
 from setpoint.launch.parent.engine_session import EngineSession
 
 if TYPE_CHECKING:
+    from setpoint.frontend.residence import Residence
     from setpoint.frontend.service import Service
     from setpoint.frontend.several.models import SeveralModels
 
@@ -77,16 +78,16 @@ class SeveralSessions:
         await self._stack.__aexit__(kind, error, trace)
         await self.over
 
-    async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
-        """The service of the first model, which knows the others, once each has been loaded; None
-        if ``called_off`` is done first. Raises SetpointError if one cannot be served."""
+    async def services_unless(self, called_off: asyncio.Future[Any]) -> tuple[Service, ...]:
+        """The services of all models, in their order, once each has been loaded; none if
+        ``called_off`` is done first. Raises SetpointError if one cannot be served."""
         starting = asyncio.create_task(self._services())
         await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
         if called_off.done():
             starting.cancel()
             for session in self._sessions:
                 session.kill()
-            return None
+            return ()
         return starting.result()
 
     def shutdown(self) -> None:
@@ -102,34 +103,36 @@ class SeveralSessions:
             logger.error("Model %s is not served any more: %s", name, session.death)
         models.gone(name)
 
-    async def _services(self) -> Service:
+    async def _services(self) -> tuple[Service, ...]:
         from setpoint.frontend.several.models import SeveralModels
 
-        names = [_name(each) for each in self._sessions]
-        models = SeveralModels(names, most=self._max_loaded, clock=CLOCK)
+        sessions = {_name(each): each for each in self._sessions}
+        models = SeveralModels(
+            {name: (each.client, each.may_load) for name, each in sessions.items()},
+            most=self._max_loaded,
+            clock=CLOCK,
+        )
         services: dict[str, Service] = {}
         for session in in_order_of_loading(self._sessions, self._max_loaded):
             name = _name(session)
-            services[name] = await _loaded(session)
-            model = models.add(name, session.client, session.may_load)
-            services[name].residence = model
+            services[name] = await _loaded(session, models.models[name])
+            models.loaded(name)
             if session not in self._sessions[: self._max_loaded]:
                 await models.unload(name)
-        _share(services[name] for name in names)
-        for name, session in zip(names, self._sessions, strict=True):
+        for name, session in sessions.items():
             session.over.add_done_callback(partial(self._gone, models, name, session))
         working = asyncio.create_task(models.run())
         self._stack.push_async_callback(_cancelled, working)
-        stay = ", ".join(names[: self._max_loaded])
+        stay = ", ".join([*sessions][: self._max_loaded])
         logger.info(
             "%d models are served, of which at most %d %s loaded at a time (--max-loaded-models)."
             " Loaded now: %s.",
-            len(names),
+            len(sessions),
             self._max_loaded,
             "is" if self._max_loaded == 1 else "are",
             stay,
         )
-        return services[names[0]]
+        return tuple(services[name] for name in sessions)
 
 
 def _name(session: EngineSession) -> str:
@@ -138,28 +141,20 @@ def _name(session: EngineSession) -> str:
     return name
 
 
-async def _loaded(session: EngineSession) -> Service:
+async def _loaded(session: EngineSession, residence: Residence) -> Service:
     """The service of a model whose engine is started now, after its first request. Raises
     SetpointError, with the model's name."""
+    from setpoint.frontend.warm_up import warm_up
+
     session.may_load.set()
     try:
-        service = await session.service()
+        service = await session.service(residence)
     except SetpointError as error:
         error.args = (f"Model {_name(session)}: {error}",)
         raise
     if not session.engine.served.config.options.server.skip_server_warmup:
-        await service.warm_up()
+        await warm_up(service.answering)
     return service
-
-
-def _share(services: Any) -> None:
-    """Let the services of several models know each other, and end together."""
-    all_models = tuple(services)
-    for service in all_models:
-        service.models = all_models
-        service.drain = all_models[0].drain
-        service.responses = all_models[0].responses
-        service.background = all_models[0].background
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from setpoint.frontend.chat.deltas import join_deltas
 from setpoint.frontend.chat.formats.format_registry import REASONING_FORMATS
 from setpoint.frontend.chat.parser import joining_reasoning, parse_answer
 from setpoint.frontend.chat.turn.prepare import Chat, PreparedChat
+from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
@@ -61,7 +62,7 @@ def service_of(template: str, tokenizer: Tokenizer, **options: Any) -> Service:
         max_req_input_len=8000, vocab_size=300, **options,
     )  # fmt: skip
     text = TextProcessor(tokenizer, ChatTemplate(template))
-    return Service(config, EngineClient(), text, FixedOptions())
+    return compose(config, EngineClient(), text, FixedOptions())
 
 
 def prepared(
@@ -82,7 +83,7 @@ def prepared(
         options=RequestOptions(),
         **fields,
     )
-    return asyncio.run(Chat(service).prepare(turn, rid="r"))
+    return asyncio.run(Chat(service.answering).prepare(turn, rid="r"))
 
 
 def constraint_of(chat: PreparedChat) -> Any:
@@ -413,5 +414,5 @@ def test_a_default_of_the_server_turns_the_reasoning_on() -> None:
             sampling=SamplingParams.parse({"json_schema": SCHEMA}),
             options=RequestOptions(),
         )
-        chat = asyncio.run(Chat(service).prepare(turn, rid="r"))
+        chat = asyncio.run(Chat(service.answering).prepare(turn, rid="r"))
         assert bool(chat.requests[0].options.constrain_after) == value

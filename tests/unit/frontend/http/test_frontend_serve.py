@@ -11,11 +11,11 @@ import pytest
 
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
-from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
@@ -47,7 +47,7 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(
+    service = compose(
         config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
     )
 
@@ -99,7 +99,7 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(
+    service = compose(
         config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
     )
 

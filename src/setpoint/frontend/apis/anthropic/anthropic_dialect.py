@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -34,9 +34,9 @@ class AnthropicDialect(Dialect):
     hint = f"Messages go to {MESSAGES_ROUTE}; /docs lists every route."
     key_header = "x-api-key"
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._api = MessagesApi(service)
+        self._api = MessagesApi(service.answering)
         self.router = APIRouter(tags=["anthropic"])
         add_route(self.router, MESSAGES_ROUTE, self.create, "POST", body=MessagesBody)
         add_route(self.router, COUNT_ROUTE, self.count, "POST", body=ConversationBody)

@@ -8,6 +8,7 @@ from typing import Any
 
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.anthropic.content_blocks import BlockEvents, Event, blocks_of
 from setpoint.frontend.apis.anthropic.messages_body import (
     UNSUPPORTED,
@@ -22,21 +23,20 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import error_of_abort
-from setpoint.frontend.service import Service
 
 MESSAGES_ROUTE = "/v1/messages"
 COUNT_ROUTE = "/v1/messages/count_tokens"
 
 
 class MessagesApi:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._chat = Chat(service)
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._chat = Chat(answering)
 
     async def open(self, raw: dict[str, Any]) -> MessageExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        config = self._service.config
-        body, warnings = self._service.read(
+        config = self._answering.config
+        body, warnings = self._answering.parser.read(
             raw, MessagesBody, route=MESSAGES_ROUTE, unsupported=UNSUPPORTED
         )
         warnings += body.check()
@@ -46,7 +46,7 @@ class MessagesApi:
             body.chat_request(sampling, RequestOptions(stream=bool(body.stream))), rid=rid
         )
         requests = with_token_limit(prepared.requests, body.max_tokens, config.context_len)
-        job = self._service.job(
+        job = self._answering.jobs.make(
             requests,
             received=raw,
             api="Anthropic",
@@ -56,7 +56,7 @@ class MessagesApi:
 
     async def count(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The answer of ``count_tokens``. Raises RequestError (400)."""
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, ConversationBody, route=COUNT_ROUTE, unsupported=UNSUPPORTED
         )
         warnings += body.check()

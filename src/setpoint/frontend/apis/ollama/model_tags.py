@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,14 +28,16 @@ _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 class ModelApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, models: Sequence[Service]) -> None:
+        """models: all models of the server, in their order."""
         self._service = service
+        self._models = models
         self._config = service.config
         self._started_at = stamp()
 
     def tags(self) -> dict[str, Any]:
         """The answer of ``/api/tags``: all models, loaded or not."""
-        models = [ModelApi(each) for each in self._service.models]
+        models = [ModelApi(each, self._models) for each in self._models]
         return {
             "models": [
                 each._entry() | {"modified_at": self._started_at, "size": each._size()}
@@ -45,13 +48,13 @@ class ModelApi:
     async def running(self) -> dict[str, Any]:
         """The answer of ``/api/ps``: the loaded models. Raises EngineDeadError if there is one
         model and its engine has ended."""
-        loaded = [each for each in self._service.models if each.residence.state == "loaded"]
+        loaded = [each for each in self._models if each.residence.state == "loaded"]
         found = []
         for each in loaded:
             try:
-                found.append(await ModelApi(each)._running())
+                found.append(await ModelApi(each, self._models)._running())
             except EngineDeadError:
-                if len(self._service.models) == 1:
+                if len(self._models) == 1:
                     raise
         return {"models": found}
 
@@ -74,7 +77,7 @@ class ModelApi:
     async def pull(self, raw: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """The statuses of ``/api/pull``, and whether the client asked for a stream of them. There
         is nothing to download: the served model is loaded and answers under any name."""
-        body, warnings = self._service.read(raw, PullBody, route="/api/pull")
+        body, warnings = self._service.answering.parser.read(raw, PullBody, route="/api/pull")
         warnings += body.warnings(self._config.served_model_name)
         digest, size = self._entry()["digest"], self._size()
         return [
@@ -91,12 +94,12 @@ class ModelApi:
 
     async def show(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The answer of ``/api/show``."""
-        body, warnings = self._service.read(raw, ShowBody, route="/api/show")
+        body, warnings = self._service.answering.parser.read(raw, ShowBody, route="/api/show")
         warnings += body.warnings(self._config.served_model_name)
-        template = self._service.text.chat_template or ""
+        template = self._service.answering.text.chat_template or ""
         parameters = self._parameters()
         modelfile = [
-            f"FROM {self._config.model_path}",
+            f"FROM {self._service.weights.model_path}",
             *([f'TEMPLATE """{template}"""'] if template else ()),
             *(f"PARAMETER {each}" for each in parameters),
         ]
@@ -122,8 +125,8 @@ class ModelApi:
         ]
 
     def _entry(self) -> dict[str, Any]:
-        config = self._config
-        identity = f"{config.model_path}\n{config.weight_version}"
+        config, weights = self._config, self._service.weights
+        identity = f"{weights.model_path}\n{weights.version}"
         return {
             "name": config.served_model_name,
             "model": config.served_model_name,
@@ -188,7 +191,7 @@ class ModelApi:
             "completion": True,
             # If a model's template does not support tools, the prompt itself asks for calls.
             "tools": config.tool_call_parser != "none"
-            or not self._service.text.template_reads("tools"),
+            or not self._service.answering.text.template_reads("tools"),
             "thinking": config.reasoning_parser != "none",
         }
         return [name for name, is_able in able.items() if is_able]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -57,11 +57,12 @@ class OllamaDialect(Dialect):
     prefix = "/api"
     hint = f"Chats go to {CHAT_ROUTE}; /docs lists every route."
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._models = ModelApi(service)
-        self._service = service
-        text, embed = TextApi(service), EmbedApi(service)
+        self._models = ModelApi(service, models)
+        self._residence = service.residence
+        text = TextApi(service.answering, service.residence)
+        embed = EmbedApi(service.answering)
         self.router = router = APIRouter(tags=["ollama"])
         add_route(router, CHAT_ROUTE, self._texts(text.chat), "POST", body=OllamaChatBody)
         add_route(
@@ -122,7 +123,7 @@ class OllamaDialect(Dialect):
                 lines = self._lines(exchange)
                 return EventStream(exchange.job, lines, self.stream_end, media_type=LINES)
             with exchange.job, cancelled_with_client(exchange.job, request.receive):
-                self._service.residence.keep(exchange.keep_s)
+                self._residence.keep(exchange.keep_s)
                 outputs = await exchange.job.wait()
             return await self._bodies.answer(
                 outputs, lambda: json_response(exchange.reply(outputs[0]))
@@ -138,14 +139,14 @@ class OllamaDialect(Dialect):
         async def create(request: Request) -> Response:
             exchange = await self._bodies.read(request, open_)
             with exchange.job, cancelled_with_client(exchange.job, request.receive):
-                self._service.residence.keep(exchange.keep_s)
+                self._residence.keep(exchange.keep_s)
                 outputs = await exchange.job.wait()
             return json_response(reply(exchange, outputs))
 
         return create
 
     async def _lines(self, exchange: TextExchange) -> AsyncGenerator[bytes, None]:
-        self._service.residence.keep(exchange.keep_s)
+        self._residence.keep(exchange.keep_s)
         async with aclosing(exchange.objects()) as objects:
             async for each in objects:
                 yield _line(each)

@@ -11,6 +11,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.logprobs import LogprobBlock
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.ollama.ollama_answers import (
     DURATIONS,
     NOTHING,
@@ -34,7 +35,7 @@ from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import error_of_abort
-from setpoint.frontend.service import Service
+from setpoint.frontend.residence import Residence
 
 CHAT_ROUTE = "/api/chat"
 GENERATE_ROUTE = "/api/generate"
@@ -52,15 +53,16 @@ Render = Callable[[Answer], dict[str, Any]]
 
 
 class TextApi:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._chat = Chat(service)
+    def __init__(self, answering: Answering, residence: Residence) -> None:
+        self._residence = residence
+        self._answering = answering
+        self._chat = Chat(answering)
 
     async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        self._service.text.check_text()
-        body, warnings = self._service.read(raw, OllamaChatBody, route=CHAT_ROUTE)
-        warnings += body.warnings(self._service.config)
+        self._answering.text.check_text()
+        body, warnings = self._answering.parser.read(raw, OllamaChatBody, route=CHAT_ROUTE)
+        warnings += body.warnings(self._answering.config)
         if not body.messages:
             return self._load(body, warnings, _message)
         turn = body.chat_request(body.history(), self._defaults, tools=body.tools)
@@ -69,26 +71,26 @@ class TextApi:
 
     async def generate(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
         """Like ``chat``, for one prompt."""
-        self._service.text.check_text()
-        body, warnings = self._service.read(
+        self._answering.text.check_text()
+        body, warnings = self._answering.parser.read(
             raw,
             OllamaGenerateBody,
             route=GENERATE_ROUTE,
             unsupported=UNSUPPORTED,
         )
-        warnings += body.warnings(self._service.config)
+        warnings += body.warnings(self._answering.config)
         if not body.prompt:
             return self._load(body, warnings, _response)
         turn = body.chat_request(body.history(), self._defaults)
-        if body.raw or not self._service.text.has_chat_template:
-            intake = self._service.intake
+        if body.raw or not self._answering.text.has_chat_template:
+            intake = self._answering.intake
             ids = (
                 await intake.encode_after(body.context, body.prompt, name="context")
                 if body.context
                 else await intake.encode(body.prompt)
             )
-            sampling, all_warnings = await self._service.enforcement.applied(turn.sampling)
-            requests = self._service.intake.requests(ids, sampling, turn.options)
+            sampling, all_warnings = await self._answering.enforcement.applied(turn.sampling)
+            requests = self._answering.intake.requests(ids, sampling, turn.options)
             prepared = PreparedChat(requests, PlainParser, warnings=all_warnings)
         elif body.context:
             prepared = await self._continued(turn, body.context)
@@ -106,18 +108,20 @@ class TextApi:
             raise RequestError("context: the model's chat template leaves earlier answers out.")
         prepared = await self._chat.prepare(turn, rid=new_rid())
         (first,) = prepared.requests
-        ids = await self._service.intake.encode_after(context, written, name="context")
+        ids = await self._answering.intake.encode_after(context, written, name="context")
         options = msgspec.structs.replace(first.options, logprobs=turn.options.logprobs)
-        requests = self._service.intake.requests(ids, first.sampling, options, rid=first.rid)
+        requests = self._answering.intake.requests(ids, first.sampling, options, rid=first.rid)
         return replace(prepared, requests=requests)
 
     @property
     def _defaults(self) -> Mapping[str, float]:
-        return self._service.config.sampling_defaults
+        return self._answering.config.sampling_defaults
 
     def _load(self, body: TextBody, warnings: list[str], render: Render) -> LoadReply:
         """The answer to a body that only asks to load the model, or to unload it."""
-        return LoadReply(self._service, body, warnings, render)
+        return LoadReply(
+            self._answering.config.served_model_name, self._residence, body, warnings, render
+        )
 
     def _exchange(
         self,
@@ -128,16 +132,16 @@ class TextApi:
         render: Render,
     ) -> TextExchange:
         requests = with_token_limit(
-            prepared.requests, body.own_options.max_new_tokens, self._service.config.context_len
+            prepared.requests, body.own_options.max_new_tokens, self._answering.config.context_len
         )
-        job = self._service.job(
+        job = self._answering.jobs.make(
             requests,
             received=raw,
             api="Ollama",
             tool_schema="parameters" if prepared.constrains_calls else "",
         )
         all_warnings = [*warnings, *prepared.warnings]
-        return TextExchange(self._service, job, prepared, all_warnings, render, body)
+        return TextExchange(self._answering, job, prepared, all_warnings, render, body)
 
 
 class LoadReply:
@@ -145,12 +149,17 @@ class LoadReply:
     requests have ended."""
 
     def __init__(
-        self, service: Service, body: TextBody, warnings: list[str], render: Render
+        self,
+        model: str,
+        residence: Residence,
+        body: TextBody,
+        warnings: list[str],
+        render: Render,
     ) -> None:
         self.is_stream = body.is_stream
-        self._residence, self._keep_s = service.residence, body.keep_s
+        self._residence, self._keep_s = residence, body.keep_s
         self.content = {
-            "model": service.config.served_model_name,
+            "model": model,
             "created_at": stamp(),
             **render(NOTHING),
             "done": True,
@@ -174,7 +183,7 @@ class TextExchange:
 
     def __init__(
         self,
-        service: Service,
+        answering: Answering,
         job: Job,
         prepared: PreparedChat,
         warnings: Sequence[str],
@@ -184,8 +193,8 @@ class TextExchange:
         self.job = job
         self.is_stream = body.is_stream
         self.keep_s = body.keep_s
-        self._tokenizer = service.text.tokenizer
-        self._model = service.config.served_model_name
+        self._tokenizer = answering.text.tokenizer
+        self._model = answering.config.served_model_name
         self._parser = PieceParser(AnswerParser(prepared.make_parser(), prepared.tokens))
         self._warnings = list(warnings)
         self._render = render

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import ContextLengthError, RequestError
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
 from setpoint.frontend.apis.openai.bodies.response_format import is_strict
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, choice_of, tools_of
@@ -24,7 +25,6 @@ from setpoint.frontend.chat.turn.token_markers import AnswerParser
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 
 MAX_TOP_LOGPROBS = 20
@@ -147,22 +147,22 @@ class ChatApi:
     route = "/v1/chat/completions"
     body: type[msgspec.Struct] = ChatBody
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._chat = Chat(service)
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._chat = Chat(answering)
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, ChatBody, route=self.route, unsupported=(*UNSUPPORTED, *_NO_SUCH_MODEL)
         )
         body.check()
         rid = body.rid or new_rid()
-        request = chat_request(body, self._service.config.sampling_defaults)
-        _check_length(body, self._service.config)
+        request = chat_request(body, self._answering.config.sampling_defaults)
+        _check_length(body, self._answering.config)
         with naming_as_sent({"token_ids_logprob": "logprob_token_ids"}):
             prepared = await self._chat.prepare(request, rid=rid)
-        job = self._service.job(
+        job = self._answering.jobs.make(
             prepared.requests,
             received=raw,
             api="OpenAI",
@@ -173,8 +173,9 @@ class ChatApi:
             rid,
             body,
             kind=kind,
-            config=self._service.config,
-            warnings=[*warnings, *body.without_effect(self._service.text), *prepared.warnings],
+            config=self._answering.config,
+            weight_version=self._answering.weights.version,
+            warnings=[*warnings, *body.without_effect(self._answering.text), *prepared.warnings],
             reasoning_tokens=prepared.reasoning_tokens,
         )
         make = prepared.make_parser
@@ -182,7 +183,7 @@ class ChatApi:
             make = without_reasoning(make)
         elif body.stream and body.stream_reasoning is False:
             make = joining_reasoning(make)
-        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        names = Names(self._answering.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         maker = ChatChoices(names, make, prepared.tokens, every_token=bool(body.return_token_ids))
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 

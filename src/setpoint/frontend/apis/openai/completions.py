@@ -13,6 +13,7 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED, CommonBody, cut_of
 from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
 from setpoint.frontend.apis.openai.bodies.response_format import is_strict
@@ -21,7 +22,6 @@ from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fi
 from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
-from setpoint.frontend.service import Service
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -76,29 +76,34 @@ class CompletionApi:
     route = "/v1/completions"
     body: type[msgspec.Struct] = CompletionBody
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, CompletionBody, route=self.route, unsupported=(*UNSUPPORTED, "tools")
         )
         body.check()
         rid = body.rid or new_rid()
         sampling = body.sampling(
-            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
+            self._answering.config.sampling_defaults, max_new_tokens=body.max_new_tokens
         )
-        warnings += self._service.intake.without_effect(sampling)
-        sampling, told = await self._service.enforcement.applied(
+        warnings += self._answering.intake.without_effect(sampling)
+        sampling, told = await self._answering.enforcement.applied(
             sampling, strict=is_strict(body.response_format)
         )
         warnings += told
         requests = await self._requests(body, sampling, rid)
-        names = Names(self._service.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        job = self._service.job(requests, received=raw, api="OpenAI")
+        names = Names(self._answering.text.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        job = self._answering.jobs.make(requests, received=raw, api="OpenAI")
         reply = Reply(
-            rid, body, kind="text_completion", config=self._service.config, warnings=warnings
+            rid,
+            body,
+            kind="text_completion",
+            config=self._answering.config,
+            weight_version=self._answering.weights.version,
+            warnings=warnings,
         )
         maker = CompletionChoices(
             names,
@@ -114,7 +119,7 @@ class CompletionApi:
         self, body: CompletionBody, sampling: SamplingParams, rid: str
     ) -> list[core.Request]:
         cut = cut_of(body, keeps_end=True)
-        prompts = await read_prompts(body.prompt, self._service.intake, name="prompt", cut=cut)
+        prompts = await read_prompts(body.prompt, self._answering.intake, name="prompt", cut=cut)
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         start = 0 if body.echo and body.logprobs is not None else -1
@@ -122,7 +127,7 @@ class CompletionApi:
         num_top = 0 if body.logprobs is None and body.chooses else body.logprobs
         options = body.options(top_logprobs_num=num_top, logprob_start_len=start)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
-        make = self._service.intake.requests
+        make = self._answering.intake.requests
         with naming_as_sent({"token_ids_logprob": "logprob_token_ids"}):
             return [
                 item

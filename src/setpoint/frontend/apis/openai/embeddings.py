@@ -13,6 +13,7 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.bodies.openai_bodies import AnyBody, Side, cut_of
 from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
 from setpoint.frontend.apis.openai.vector_bytes import Dtype, packed_vector
@@ -22,7 +23,6 @@ from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.service import Service
 
 UNSUPPORTED = ("lora_path", "return_hidden_states", "stream")
 
@@ -79,22 +79,22 @@ class EmbeddingApi:
     route = "/v1/embeddings"
     body: type[msgspec.Struct] = EmbeddingBody
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._chat = Chat(service)
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._chat = Chat(answering)
 
     async def open(self, raw: dict[str, Any]) -> EmbeddingExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED
         )
         body.check()
-        check_dimensions(body.dimensions, self._service.config.pooling)
-        job = self._service.job(await self._requests(body), received=raw, api="OpenAI")
-        return EmbeddingExchange(job, body, self._service.config, warnings)
+        check_dimensions(body.dimensions, self._answering.config.pooling)
+        job = self._answering.jobs.make(await self._requests(body), received=raw, api="OpenAI")
+        return EmbeddingExchange(job, body, self._answering.config, warnings)
 
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
-        intake, rid = self._service.intake, body.rid or new_rid()
+        intake, rid = self._answering.intake, body.rid or new_rid()
         prompts = await self._prompts(body)
         shared = namespace(body.extra_key, body.cache_salt)
         options = RequestOptions(
@@ -111,7 +111,7 @@ class EmbeddingApi:
         conversations = body.conversations()
         if conversations is None:
             assert body.input is not None, "checked"
-            return await read_prompts(body.input, self._service.intake, name="input", cut=cut)
+            return await read_prompts(body.input, self._answering.intake, name="input", cut=cut)
         if len(conversations) > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         return [

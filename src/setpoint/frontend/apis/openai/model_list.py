@@ -4,6 +4,7 @@ form: both APIs have this path."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -27,8 +28,9 @@ MODELS_ROUTE = "/v1/models"
 
 
 class ModelRoutes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: Sequence[Service]) -> None:
+        """models: all models of the server, in their order."""
+        self._models = models
         self._started_at = int(time.time())
 
     def install(self, router: APIRouter) -> None:
@@ -37,19 +39,21 @@ class ModelRoutes:
 
     async def models(self, request: Request) -> Response:
         if is_anthropics(request.headers):
-            return json_response(model_page(self._service.models, self._started_at))
-        cards = [self._card(each) for each in self._service.models]
+            return json_response(
+                model_page([each.config for each in self._models], self._started_at)
+            )
+        cards = [self._card(each) for each in self._models]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, request: Request, model_id: str) -> Response:
         for_anthropic = is_anthropics(request.headers)
-        for each in self._service.models:
+        for each in self._models:
             if model_id in (each.config.served_model_name, DEFAULT_MODEL):
                 if for_anthropic:
-                    return json_response(model_card(each, self._started_at))
+                    return json_response(model_card(each.config, self._started_at))
                 return json_response(self._card(each))
-        names = ", ".join(each.config.served_model_name for each in self._service.models)
-        are = "is" if len(self._service.models) == 1 else "are"
+        names = ", ".join(each.config.served_model_name for each in self._models)
+        are = "is" if len(self._models) == 1 else "are"
         refusal = Refusal(
             message=f"The model {excerpt(model_id, 64)!r} does not exist; there {are} {names}.",
             status_code=404,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,14 +26,18 @@ class OpenAIDialect(Dialect):
     prefix = "/v1"
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self.router = APIRouter(tags=["openai"])
-        OpenAIRoutes(service, bodies).install(self.router)
-        ModelRoutes(service).install(self.router)
-        ResponseRoutes(service, bodies).install(self.router)
-        ScoringRoutes(service, bodies).install(self.router)
+        OpenAIRoutes(service.answering, bodies).install(self.router)
+        ModelRoutes(models).install(self.router)
+        responses = ResponseRoutes(service.answering, bodies)
+        responses.install(self.router)
+        self.workers = (responses.background.run,)
+        ScoringRoutes(service.answering, bodies).install(self.router)
         FileRoutes(service.storage).install(self.router)
-        BatchRoutes(service, bodies, openai_apis(service)).install(self.router)
+        BatchRoutes(
+            service.storage, service.answering.parser, bodies, openai_apis(service.answering)
+        ).install(self.router)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

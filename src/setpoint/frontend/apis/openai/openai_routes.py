@@ -9,19 +9,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.openai_errors import stream_end
 from setpoint.frontend.apis.openai.route_table import Api, chunk_apis
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
-from setpoint.frontend.service import Service
 
 
 class OpenAIRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._apis = chunk_apis(service)
+        self._apis = chunk_apis(answering)
 
     def install(self, router: APIRouter) -> None:
         for route, api in self._apis.items():

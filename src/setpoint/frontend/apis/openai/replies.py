@@ -40,6 +40,7 @@ class Reply:
         *,
         kind: str,
         config: FrontendConfig,
+        weight_version: str,
         warnings: Sequence[str],
         reasoning_tokens: Callable[[SequenceOutput], int] = lambda output: 0,
     ) -> None:
@@ -55,7 +56,7 @@ class Reply:
         self._continuous_usage = body.continuous_usage or config.stream_always_usage
         self._config = config
         self._reasoning_tokens = reasoning_tokens
-        self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
+        self._metadata: dict[str, Any] = {"weight_version": weight_version}
         warnings = [*warnings, *body.other_model(config.served_model_name)]
         # Not in the metadata, which OpenAI's clients declare as a map from strings to strings.
         self._warnings_field = {"warnings": warnings} if warnings else {}

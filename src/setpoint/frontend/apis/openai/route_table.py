@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.chat import ChatApi
 from setpoint.frontend.apis.openai.completions import CompletionApi
 from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
 from setpoint.frontend.apis.openai.replies import Exchange
 from setpoint.frontend.apis.openai.responses.api import ResponsesApi
-from setpoint.frontend.service import Service
 
 
 class Api(Protocol):
@@ -29,14 +29,14 @@ class Api(Protocol):
     async def open(self, raw: dict[str, Any]) -> Exchange: ...
 
 
-def chunk_apis(service: Service) -> dict[str, Api]:
+def chunk_apis(answering: Answering) -> dict[str, Api]:
     """Route -> API, for the APIs whose streams consist of chunks of one kind."""
-    apis: list[Api] = [ChatApi(service), CompletionApi(service), EmbeddingApi(service)]
+    apis: list[Api] = [ChatApi(answering), CompletionApi(answering), EmbeddingApi(answering)]
     return {api.route: api for api in apis}
 
 
-def openai_apis(service: Service) -> dict[str, Api]:
+def openai_apis(answering: Answering) -> dict[str, Api]:
     """Route -> API, for all APIs, as batches use them. Responses of a batch are only in its output:
     if they were stored, they would displace those of clients."""
-    responses = ResponsesApi(service, keeps=False)
-    return {**chunk_apis(service), responses.route: responses}
+    responses = ResponsesApi(answering, keeps=False)
+    return {**chunk_apis(answering), responses.route: responses}

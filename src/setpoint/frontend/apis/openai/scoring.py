@@ -12,12 +12,12 @@ import numpy as np
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids, LogprobOptions, Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.bodies.openai_bodies import AnyBody
 from setpoint.frontend.apis.openai.bodies.prompt_fields import read_prompts
 from setpoint.frontend.embedding import vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.service import Service
 
 SCORE_ROUTE = "/v1/score"
 RERANK_ROUTE = "/v1/rerank"
@@ -59,16 +59,16 @@ class ScoringExchange:
 
 
 class ScoringApi:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     async def score(self, raw: dict[str, Any]) -> ScoringExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(raw, ScoreBody, route=SCORE_ROUTE)
+        body, warnings = self._answering.parser.read(raw, ScoreBody, route=SCORE_ROUTE)
         body.check()
         if not body.label_token_ids:
             raise RequestError("label_token_ids must not be empty.")
-        size = self._service.config.vocab_size
+        size = self._answering.config.vocab_size
         for label in body.label_token_ids:
             if not 0 <= label < size:
                 raise RequestError(
@@ -76,14 +76,14 @@ class ScoringApi:
                     f" {size - 1}."
                 )
         prompts = await self._pairs(body)
-        warnings += body.other_model(self._service.config.served_model_name)
+        warnings += body.other_model(self._answering.config.served_model_name)
         job = self._next_token_job(prompts, body, tuple(body.label_token_ids), raw)
 
         def reply(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
             num_prompt = sum(output.num_prompt for output in outputs)
             return {
                 "scores": [_scores(output, softmax=bool(body.apply_softmax)) for output in outputs],
-                "model": self._service.config.served_model_name,
+                "model": self._answering.config.served_model_name,
                 "usage": {
                     "prompt_tokens": num_prompt,
                     "completion_tokens": 0,
@@ -98,10 +98,10 @@ class ScoringApi:
     async def rerank(self, raw: dict[str, Any]) -> ScoringExchange:
         """Like ``score``. Also raises RequestError (400) for a model that cannot rank."""
         # The answer is a plain list, which has no place for warnings.
-        body, _ = self._service.read(raw, RerankBody, route=RERANK_ROUTE)
+        body, _ = self._answering.parser.read(raw, RerankBody, route=RERANK_ROUTE)
         body.check()
         _check_documents(body)
-        judge = self._by_vectors if self._service.config.pooling else self._by_answers
+        judge = self._by_vectors if self._answering.config.pooling else self._by_answers
         job, scores = await judge(body, raw)
 
         def reply(outputs: Sequence[SequenceOutput]) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ class ScoringApi:
 
     async def _pairs(self, body: ScoreBody) -> list[Ids]:
         """The prompts: the query with each item after it, or before it."""
-        intake = self._service.intake
+        intake = self._answering.intake
         items = [body.items] if isinstance(body.items, str) else body.items
         if not items:
             return []
@@ -155,10 +155,10 @@ class ScoringApi:
         requests: list[Request] = []
         rid = body.rid or new_rid()
         for index, prompt in enumerate(prompts):
-            requests += self._service.intake.requests(
+            requests += self._answering.intake.requests(
                 prompt, ONE_TOKEN, options, rid=f"{rid}_{index}"
             )
-        return self._service.job(requests, received=raw, api="OpenAI")
+        return self._answering.jobs.make(requests, received=raw, api="OpenAI")
 
     async def _by_vectors(self, body: RerankBody, raw: dict[str, Any]) -> tuple[Job, _Judge]:
         """The job and the judge of an embedding model: scores are cosines between the vectors of
@@ -168,7 +168,7 @@ class ScoringApi:
                 "instruct is for rerankers only. For an embedding model, write it into query as the"
                 " model card says."
             )
-        intake, pooling = self._service.intake, self._service.config.pooling
+        intake, pooling = self._answering.intake, self._answering.config.pooling
         shared = namespace(body.extra_key, body.cache_salt)
         options = RequestOptions(
             namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
@@ -185,12 +185,12 @@ class ScoringApi:
             ]
             return [_cosine(query, document) for document in documents]
 
-        return self._service.job(requests, received=raw, api="OpenAI"), scores
+        return self._answering.jobs.make(requests, received=raw, api="OpenAI"), scores
 
     async def _by_answers(self, body: RerankBody, raw: dict[str, Any]) -> tuple[Job, _Judge]:
         """The job and the judge of a reranker: scores say how much likelier the model answers "yes"
         than "no"."""
-        text = self._service.text
+        text = self._answering.text
         if not text.template_reads("instruct"):
             raise RequestError(
                 f"{RERANK_ROUTE} needs an embedding model (--is-embedding), or a model that answers"
@@ -206,12 +206,12 @@ class ScoringApi:
                 {"role": "document", "content": document},
             ]
             prompt = await text.render_chat(pair, variables=variables)
-            prompts.append(await self._service.intake.encode(prompt, add_special_tokens=False))
+            prompts.append(await self._answering.intake.encode(prompt, add_special_tokens=False))
         job = self._next_token_job(prompts, body, labels, raw)
         return job, lambda outputs: [_scores(output, softmax=True)[0] for output in outputs]
 
     async def _single_token(self, word: str) -> int:
-        ids = await self._service.text.encode(word, add_special_tokens=False)
+        ids = await self._answering.text.encode(word, add_special_tokens=False)
         if len(ids) != 1:
             raise RequestError(
                 f"{RERANK_ROUTE}: the tokenizer of this model has no token {word!r}."

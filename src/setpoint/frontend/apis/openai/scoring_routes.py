@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.scoring import (
     RERANK_ROUTE,
     SCORE_ROUTE,
@@ -20,13 +21,12 @@ from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import cancelled_with_client
-from setpoint.frontend.service import Service
 
 
 class ScoringRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._api = ScoringApi(service)
+        self._api = ScoringApi(answering)
 
     def install(self, router: APIRouter) -> None:
         score, rerank = self._handler(self._api.score), self._handler(self._api.rerank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,8 +37,10 @@ class SettingsBody(msgspec.Struct):
 
 
 class AdminRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
+        """models: all models of the server."""
         self._service = service
+        self._models = models
         self._bodies = bodies
         self._config = service.config
         self._engine = service.engine
@@ -72,7 +74,7 @@ class AdminRoutes:
         parent.include_router(router)
 
     async def root(self) -> Response:
-        names = ", ".join(each.config.served_model_name for each in self._service.models)
+        names = ", ".join(each.config.served_model_name for each in self._models)
         return PlainTextResponse(f"Setpoint serves {names}.\n")
 
     async def health(self, request: Request) -> Response:
@@ -83,7 +85,7 @@ class AdminRoutes:
     async def health_generate(self, request: Request) -> Response:
         if self._service.drain.is_on:
             return _refused(request, WORD, status_code=503)
-        healthy = await asyncio.gather(*(each.health.is_healthy() for each in self._service.models))
+        healthy = await asyncio.gather(*(each.health.is_healthy() for each in self._models))
         if any(healthy):
             return self._probe_response(request, 200)
         return self._probe_response(request, 503, otherwise="The engine gives no sign of life.")
@@ -93,7 +95,7 @@ class AdminRoutes:
             return _refused(request, WORD, status_code=503)
         if self._engine.orders.why_no_weights:
             return _refused(request, without_weights(self._engine), status_code=503)
-        models = self._service.models
+        models = self._models
         is_ready = any(each.engine.is_ready for each in models)
         # Of several models, the others are there for their requests.
         misses = len(models) == 1 and any(each.is_missed for each in self._engine.standings())
@@ -118,7 +120,7 @@ class AdminRoutes:
 
     def _named_models(self) -> list[tuple[Service, str]]:
         """The models, each with the beginning of a line about it; of one alone, nothing is said."""
-        models = self._service.models
+        models = self._models
         return [
             (each, f"{each.config.served_model_name}: " if len(models) > 1 else "")
             for each in models
@@ -127,12 +129,12 @@ class AdminRoutes:
     async def model_info(self) -> Response:
         config = self._service.config
         info: dict[str, Any] = {
-            "model_path": config.model_path,
+            "model_path": self._service.weights.model_path,
             "served_model_name": config.served_model_name,
             "tokenizer_path": config.tokenizer_path,
             "is_generation": config.pooling is None,
             "preferred_sampling_params": config.preferred_sampling or None,
-            "weight_version": config.weight_version,
+            "weight_version": self._service.weights.version,
             "load_format": "auto",
             "reasoning_parser": _format_name(config.reasoning_parser),
             "tool_call_parser": _format_name(config.tool_call_parser),
@@ -145,7 +147,7 @@ class AdminRoutes:
         return json_response({**info, **config.model_info})
 
     async def server_info(self) -> Response:
-        return json_response(await self._service.server_info())
+        return json_response(await self._service.info.now())
 
     async def flush_cache(self, request: Request, timeout: float = 0.0) -> Response:
         """Wait until the engines are idle, for at most ``timeout`` seconds, and ask them to flush
@@ -187,7 +189,7 @@ class AdminRoutes:
         return json_response({"warnings": warnings}) if warnings else Response(status_code=200)
 
     async def _read_abort(self, raw: dict[str, Any]) -> tuple[AbortBody, list[str]]:
-        return self._service.read(raw, AbortBody, route="/abort_request")
+        return self._service.answering.parser.read(raw, AbortBody, route="/abort_request")
 
     async def set_internal_state(self, request: Request) -> Response:
         """Change live options. The answer is a list with one entry, because the change applies to
@@ -200,7 +202,7 @@ class AdminRoutes:
         return json_response([answer | ({"warnings": told} if told else {})])
 
     async def _read_settings(self, raw: dict[str, Any]) -> tuple[SettingsBody, list[str]]:
-        return self._service.read(raw, SettingsBody, route="/set_internal_state")
+        return self._service.answering.parser.read(raw, SettingsBody, route="/set_internal_state")
 
 
 def _refused(request: Request, why: str, *, status_code: int = 400) -> Response:

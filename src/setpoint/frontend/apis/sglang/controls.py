@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import PauseMode
+from setpoint.frontend.body_parser import BodyParser
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -29,8 +30,8 @@ class ContinueBody(msgspec.Struct):
 class ControlBodies:
     """Reads the bodies of control routes."""
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, parser: BodyParser, bodies: BodyReader) -> None:
+        self._parser = parser
         self._bodies = bodies
 
     async def read(
@@ -40,7 +41,7 @@ class ControlBodies:
         keys that cannot be honoured."""
 
         async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
-            return self._service.read(raw, kind, route=request.url.path, unsupported=unsupported)
+            return self._parser.read(raw, kind, route=request.url.path, unsupported=unsupported)
 
         body, warnings = await self._bodies.read(request, work)
         return body, {"warnings": warnings} if warnings else {}
@@ -52,7 +53,7 @@ class ControlBodies:
         cannot be honoured."""
 
         async def work(raw: dict[str, Any]) -> T:
-            return self._service.read(raw, kind, route=request.url.path, unsupported=unsupported)[0]
+            return self._parser.read(raw, kind, route=request.url.path, unsupported=unsupported)[0]
 
         headers = request.headers
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:

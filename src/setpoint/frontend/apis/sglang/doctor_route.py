@@ -10,13 +10,14 @@ from fastapi import APIRouter, Response
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.service import Service
-from setpoint.frontend.telemetry.watching import WINDOW_S
+from setpoint.frontend.info import Info
+from setpoint.frontend.telemetry.watching import WINDOW_S, Watch
 
 
 class DoctorRoutes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, watch: Watch, info: Info) -> None:
+        self._watch = watch
+        self._info = info
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["admin"])
@@ -31,22 +32,21 @@ class DoctorRoutes:
         that the report is about; all engines if not given."""
         if not (seconds > 0 and math.isfinite(seconds)):
             raise RequestError(f"seconds must be a positive number, got {seconds}.")
-        service = self._service
-        if service.watch.doctor is None:
+        if self._watch.doctor is None:
             raise RequestError("This server has no doctor.", status_code=404)
-        num_ranks = len(service.engine.lines)
+        num_ranks = len(self._info.engine.lines)
         if dp_rank is not None and not 0 <= dp_rank < max(num_ranks, 1):
             raise RequestError(
                 f"dp_rank is {dp_rank}; this server has the ranks 0 to {num_ranks - 1}."
             )
-        found = await service.watch.examine(seconds, dp_rank)
+        found = await self._watch.examine(seconds, dp_rank)
         if found is None:
             raise EngineDeadError("There is no engine yet.")
         answer = dict(found.diagnosis.report)
         if moments:
             first, deaths = found.lives[0], [life.death for life in found.lives]
             answer["moments"] = found.moments
-            answer["server_info"] = service.known_info(first.line)
+            answer["server_info"] = self._info.known(first.line)
             answer["tiers"] = first.tiers
             answer["ended"] = deaths[0] if all(deaths) else ""
         return json_response(answer)

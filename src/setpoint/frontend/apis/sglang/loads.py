@@ -16,7 +16,7 @@ from setpoint.core.handover import HandoverCounts
 from setpoint.core.version import __version__
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.service import Service
+from setpoint.frontend.info import Info
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 """The sections that ``include`` may name. spec and lora have no content yet,
@@ -30,8 +30,8 @@ EXPOSITION = "text/plain; version=0.0.4"
 class LoadRoutes:
     """The load routes; each data-parallel rank has an entry."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, info: Info) -> None:
+        self._info = info
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["admin"])
@@ -48,7 +48,7 @@ class LoadRoutes:
         """The loads of the engines. dp_rank: return only the load of this rank. include: names of
         SECTIONS, separated by commas; core is always included."""
         sections = {name.strip() for name in include.split(",")}
-        num_ranks = len(self._service.engine.lines)
+        num_ranks = len(self._info.engine.lines)
         if dp_rank is not None and not 0 <= dp_rank < num_ranks:
             raise RequestError(f"dp_rank is {dp_rank}; the last rank is {num_ranks - 1}.")
         if layout not in ("json", "prometheus"):
@@ -57,7 +57,7 @@ class LoadRoutes:
             raise RequestError(f"include has {unknown[0]!r}; it may name {', '.join(SECTIONS)}.")
         found = [
             (line, state)
-            for line, state in await self._service.states()
+            for line, state in await self._info.states()
             if dp_rank in (None, line.rank)
         ]
         if not found:
@@ -85,7 +85,7 @@ class LoadRoutes:
                     "num_waiting_reqs": state.num_queued,
                     "num_tokens": state.pool.used + state.num_pending_tokens,
                 }
-                for line, state in await self._service.states()
+                for line, state in await self._info.states()
             ]
         )
 

@@ -3,15 +3,13 @@ names."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from setpoint.frontend.http.body_reader import BodyReader
+from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.service import Service
+from setpoint.frontend.live_settings import LiveSettings
 
 LOGGING_ROUTE = "/configure_logging"
 
@@ -31,8 +29,8 @@ class LogSettingsBody(msgspec.Struct, kw_only=True):
 
 
 class LogSettingsRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, live: LiveSettings, bodies: ControlBodies) -> None:
+        self._live = live
         self._bodies = bodies
 
     def install(self, parent: APIRouter) -> None:
@@ -41,15 +39,10 @@ class LogSettingsRoutes:
         parent.include_router(router)
 
     async def configure_logging(self, request: Request) -> Response:
-        body, warnings = await self._bodies.read(request, self._read)
+        body, told = await self._bodies.read(request, LogSettingsBody, unsupported=UNSUPPORTED)
         values = msgspec.to_builtins(body)
         given = {name: value for name, value in values.items() if value is not None}
         by = "an unknown client" if request.client is None else request.client.host
-        change = await self._service.live.change(given, by=by, why=LOGGING_ROUTE)
-        told = [*warnings, *change.warnings]
-        return json_response({"warnings": told}) if told else Response(status_code=200)
-
-    async def _read(self, raw: dict[str, Any]) -> tuple[LogSettingsBody, list[str]]:
-        return self._service.read(
-            raw, LogSettingsBody, route=LOGGING_ROUTE, unsupported=UNSUPPORTED
-        )
+        change = await self._live.change(given, by=by, why=LOGGING_ROUTE)
+        warnings = [*told.get("warnings", ()), *change.warnings]
+        return json_response({"warnings": warnings}) if warnings else Response(status_code=200)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.metrics_page import metrics_page
 from setpoint.frontend.service import Service
 
 METRICS_ROUTE = "/metrics"
 
 
 class MetricsRoutes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: Sequence[Service]) -> None:
+        """models: all models of the server."""
+        self._models = models
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["admin"])
@@ -20,5 +24,5 @@ class MetricsRoutes:
         parent.include_router(router)
 
     async def metrics(self, request: Request) -> Response:
-        page, content_type = await self._service.metrics_page(request.headers.get("accept", ""))
+        page, content_type = await metrics_page(self._models, request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.service import Service
+from setpoint.frontend.residence import Residence
 
 LOAD = "/models/load"
 UNLOAD = "/models/unload"
@@ -21,8 +21,8 @@ class LoadingBody(msgspec.Struct):
 
 
 class ModelLoadingRoutes:
-    def __init__(self, service: Service, bodies: ControlBodies) -> None:
-        self._service = service
+    def __init__(self, residence: Residence, bodies: ControlBodies) -> None:
+        self._residence = residence
         self._bodies = bodies
 
     def install(self, parent: APIRouter) -> None:
@@ -34,11 +34,11 @@ class ModelLoadingRoutes:
     async def load(self, request: Request) -> Response:
         """Answers when the model is loaded."""
         _, told = await self._bodies.read(request, LoadingBody)
-        await self._service.residence.load()
+        await self._residence.load()
         return json_response({"success": True, **told})
 
     async def unload(self, request: Request) -> Response:
         """Answers at once; the model is unloaded when its open requests have ended."""
         _, told = await self._bodies.read(request, LoadingBody)
-        self._service.residence.dismiss()
+        self._residence.dismiss()
         return json_response({"success": True, **told})

@@ -13,6 +13,7 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.request import SAMPLING_MASK, RequestOptions, unpack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.sglang.sglang_bodies import (
     EncodeBody,
     GenerateBody,
@@ -28,7 +29,6 @@ from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.hidden_states import hidden_states
 from setpoint.frontend.intake import MAX_SEQUENCES, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import SessionParams, Turn
 from setpoint.frontend.telemetry.timings import timings_of
 from setpoint.frontend.text.processor import IDS_ONLY
@@ -60,9 +60,9 @@ class Prepared:
 
 
 class NativeApi:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._reasoning = Reasoning.of(service)
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._reasoning = Reasoning.of(answering.config.reasoning_parser, answering.text)
 
     async def prepare(
         self,
@@ -75,11 +75,11 @@ class NativeApi:
         prompts, the message names the index."""
         prompts, is_batch = prompts_of(body, max_sequences)
         count = len(prompts)
-        preferred = self._service.config.preferred_sampling
+        preferred = self._answering.config.preferred_sampling
         samplings = samplings_of(body.sampling_params, count, preferred=preferred)
-        told = [each for one in samplings for each in self._service.intake.without_effect(one)]
+        told = [each for one in samplings for each in self._answering.intake.without_effect(one)]
         samplings = await self._enforced(samplings, told)
-        if body.return_text_in_logprobs and self._service.text.known_tokenizer is None:
+        if body.return_text_in_logprobs and self._answering.text.known_tokenizer is None:
             told.append(f"return_text_in_logprobs has no effect: {IDS_ONLY}")
         warnings = [*warnings, *dict.fromkeys(told)]
         num_sequences = sum(sampling.n for sampling in samplings)
@@ -102,7 +102,7 @@ class NativeApi:
                     turn = await self._turn(prompt, body.session_params, rids[index])
                     ids = turn.prompt
                 requests.append(
-                    self._service.intake.requests(
+                    self._answering.intake.requests(
                         ids, samplings[index], options[index], rid=rids[index]
                     )
                 )
@@ -123,7 +123,7 @@ class NativeApi:
         found: dict[int, SamplingParams] = {}
         for one in samplings:
             if id(one) not in found:  # several prompts may share one object
-                found[id(one)], warnings = await self._service.enforcement.applied(one)
+                found[id(one)], warnings = await self._answering.enforcement.applied(one)
                 told += warnings
         return [found[id(one)] for one in samplings]
 
@@ -135,7 +135,7 @@ class NativeApi:
         warnings: Sequence[str] = (),
     ) -> Prepared:
         """Like ``prepare``, for ``/encode``."""
-        check_dimensions(body.dimensions, self._service.config.pooling)
+        check_dimensions(body.dimensions, self._answering.config.pooling)
         prompts, is_batch = prompts_of(body, max_sequences)
         rids = rids_of(body.rid, len(prompts), is_batch)
         check_key(body.routing_key, "routing_key")
@@ -148,7 +148,7 @@ class NativeApi:
             with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
                 requests.append(
-                    [self._service.intake.embedding_request(ids, options, rid=rids[index])]
+                    [self._answering.intake.embedding_request(ids, options, rid=rids[index])]
                 )
         return Prepared(requests, is_batch, warnings=warnings)
 
@@ -190,7 +190,7 @@ class NativeApi:
         prompt = output.request.prompt()
         asked = output.request.options.logprobs
         if asked is not None:
-            if self._service.config.sharing.role == "decode" and output.prompt_logprobs is None:
+            if self._answering.config.sharing.role == "decode" and output.prompt_logprobs is None:
                 # The prefill server has them, and a router puts its list before this one.
                 asked = msgspec.structs.replace(asked, start=-1)
             fields |= self._logprobs(prepared).of_prompt(asked, prompt, output.prompt_logprobs)
@@ -214,7 +214,7 @@ class NativeApi:
         for name in _WITH_LENGTH:
             if name in lists:
                 meta[f"{name}_length"] = lengths[name]
-        told = {"text": text} if self._service.text.known_tokenizer is not None else {}
+        told = {"text": text} if self._answering.text.known_tokenizer is not None else {}
         told |= {"output_ids": meta.pop("output_ids"), "meta_info": meta}
         if prepared.with_prompt_ids:
             told["prompt_token_ids"] = meta.pop("prompt_token_ids")
@@ -222,7 +222,7 @@ class NativeApi:
 
     def _logprobs(self, prepared: Prepared) -> NativeLogprobs:
         return NativeLogprobs(
-            self._service.text.known_tokenizer if prepared.text_in_logprobs else None
+            self._answering.text.known_tokenizer if prepared.text_in_logprobs else None
         )
 
     def embedding(
@@ -230,7 +230,7 @@ class NativeApi:
     ) -> dict[str, Any]:
         """The answer with a finished request's vector. Raises RequestError if the request was
         aborted."""
-        vector = vector_of(output, self._service.config.pooling, dimensions)
+        vector = vector_of(output, self._answering.config.pooling, dimensions)
         return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 
     def _behind_reasoning(
@@ -250,21 +250,21 @@ class NativeApi:
     async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> Turn:
         """The turn of a session. A prompt that continues an earlier request gets no token for the
         beginning of a text."""
-        service = self._service
-        await service.sessions.interrupt(params)
-        goes_on = service.sessions.goes_on(params)
+        answering = self._answering
+        await answering.sessions.interrupt(params)
+        goes_on = answering.sessions.goes_on(params)
         if isinstance(prompt, str):
-            ids = await service.intake.encode(prompt, add_special_tokens=not goes_on)
+            ids = await answering.intake.encode(prompt, add_special_tokens=not goes_on)
         else:
-            ids = service.intake.prompt_ids(prompt, name="input_ids")
-            tokenizer = service.text.known_tokenizer
+            ids = answering.intake.prompt_ids(prompt, name="input_ids")
+            tokenizer = answering.text.known_tokenizer
             bos_id = None if tokenizer is None else tokenizer.bos_id
             if goes_on and len(ids) and ids[0] == bos_id:
                 ids = ids[1:]
-        return service.sessions.turn(params, ids, rid=rid)
+        return answering.sessions.turn(params, ids, rid=rid)
 
     async def _ids(self, prompt: str | list[int]) -> core.Ids:
-        intake = self._service.intake
+        intake = self._answering.intake
         return (
             await intake.encode(prompt)
             if isinstance(prompt, str)
@@ -278,23 +278,23 @@ class NativeApi:
             "prompt_tokens": output.num_prompt,
             "completion_tokens": output.num_outputs,
             "cached_tokens": output.num_cached,
-            "cached_tokens_details": _cached_from(output, self._service.config.storage_backend),
+            "cached_tokens_details": _cached_from(output, self._answering.config.storage_backend),
             "reasoning_tokens": (
                 prepared.reasoning.num_tokens(output, starts_inside=True, calls=None)
                 if prepared.reasoning is not None
                 else 0
             ),
             "num_retractions": output.num_retractions,
-            "weight_version": self._service.config.weight_version,
+            "weight_version": self._answering.weights.version,
             # As in SGLang: null where one engine serves.
-            "dp_rank": output.dp_rank if len(self._service.engine.ranks) > 1 else None,
+            "dp_rank": output.dp_rank if len(self._answering.engine.ranks) > 1 else None,
         }
         if output.finish is not None:
             meta["e2e_latency"] = output.e2e_s
-            if self._service.metrics is not None:
+            if self._answering.jobs.metrics is not None:
                 meta |= timings_of(output)
             if output.request.options.hidden_states:
-                size = self._service.config.hidden_size
+                size = self._answering.config.hidden_size
                 assert size is not None, "checked before the request ran"
                 meta["hidden_states"] = hidden_states(output, size)
         if prepared.warnings:

@@ -14,10 +14,10 @@ from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.chat.deltas import Answer, Delta, join_deltas
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser
+from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.jobs import ClientGoneError
-from setpoint.frontend.service import Service
 
 MAX_CHARS = 1 << 20
 """Maximum length of a text: an answer of some 200,000 tokens."""
@@ -40,9 +40,9 @@ class SeparateReasoningBody(msgspec.Struct):
 
 
 class ParsingRoutes:
-    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+    def __init__(self, config: FrontendConfig, bodies: ControlBodies) -> None:
         self._bodies = bodies
-        self._config = service.config
+        self._config = config
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["native"])

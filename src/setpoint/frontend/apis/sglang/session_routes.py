@@ -12,7 +12,7 @@ from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
-from setpoint.frontend.service import Service
+from setpoint.frontend.sessions import Sessions
 
 
 class OpenSessionBody(msgspec.Struct):
@@ -28,8 +28,8 @@ class CloseSessionBody(msgspec.Struct):
 
 
 class SessionRoutes:
-    def __init__(self, service: Service, bodies: ControlBodies) -> None:
-        self._sessions = service.sessions
+    def __init__(self, sessions: Sessions, bodies: ControlBodies) -> None:
+        self._sessions = sessions
         self._bodies = bodies
 
     def install(self, parent: APIRouter) -> None:

@@ -3,6 +3,7 @@ no other dialect claims."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -58,26 +59,26 @@ class SGLangDialect(Dialect):
         *CONTROLS,
     )
 
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self.router = APIRouter()
-        NativeRoutes(service, bodies).install(self.router)
-        TokenizationRoutes(service, bodies).install(self.router)
-        LogSettingsRoutes(service, bodies).install(self.router)
-        AdminRoutes(service, bodies).install(self.router)
-        controls = ControlBodies(service, bodies)
+        NativeRoutes(service.answering, bodies).install(self.router)
+        TokenizationRoutes(service.answering, bodies).install(self.router)
+        controls = ControlBodies(service.answering.parser, bodies)
+        LogSettingsRoutes(service.live, controls).install(self.router)
+        AdminRoutes(service, models, bodies).install(self.router)
         ControlRoutes(service, controls).install(self.router)
-        ParsingRoutes(service, controls).install(self.router)
+        ParsingRoutes(service.config, controls).install(self.router)
         ProfileRoutes(service, controls).install(self.router)
         ExpertRecordRoutes(service).install(self.router)
         WeightRoutes(service, controls).install(self.router)
-        model_loading.ModelLoadingRoutes(service, controls).install(self.router)
+        model_loading.ModelLoadingRoutes(service.residence, controls).install(self.router)
         fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
         storage_routes.StorageRoutes(service, controls).install(self.router)
-        SessionRoutes(service, controls).install(self.router)
+        SessionRoutes(service.answering.sessions, controls).install(self.router)
         install_missing(self.router)
-        LoadRoutes(service).install(self.router)
-        MetricsRoutes(service).install(self.router)
-        DoctorRoutes(service).install(self.router)
+        LoadRoutes(service.info).install(self.router)
+        MetricsRoutes(models).install(self.router)
+        DoctorRoutes(service.watch, service.info).install(self.router)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.repeated_chunks import RepeatedChunks, RepeatRate
 from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED, EncodeBody, GenerateBody
@@ -15,15 +16,14 @@ from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client
 from setpoint.frontend.jobs import Job
-from setpoint.frontend.service import Service
 
 
 class NativeRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
+        self._answering = answering
         self._bodies = bodies
-        self._config = service.config
-        self._api = NativeApi(service)
+        self._config = answering.config
+        self._api = NativeApi(answering)
         self._rate = RepeatRate()
 
     def install(self, parent: APIRouter) -> None:
@@ -60,25 +60,25 @@ class NativeRoutes:
         return json_response(results if prepared.is_list else results[0])
 
     async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED
         )
         prepared = await self._api.prepare(body, warnings=warnings)
         return (
             body,
             prepared,
-            self._service.job(
+            self._answering.jobs.make(
                 prepared.flat(), received=raw, no_logs=body.no_logs, turn=prepared.turn
             ),
         )
 
     async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED
         )
         prepared = await self._api.prepare_encode(body, warnings=warnings)
         return (
             body,
             prepared,
-            self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
+            self._answering.jobs.make(prepared.flat(), received=raw, no_logs=body.no_logs),
         )

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool
 from setpoint.frontend.apis.openai.chat import ChatBody, ReasoningEffort, chat_request
 from setpoint.frontend.bodies import as_id_lists
@@ -18,7 +19,6 @@ from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import MAX_SEQUENCES
-from setpoint.frontend.service import Service
 
 _UNSUPPORTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
 
@@ -58,10 +58,10 @@ class DetokenizeBody(msgspec.Struct):
 
 
 class TokenizationRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
+        self._answering = answering
         self._bodies = bodies
-        self._chat = Chat(service)
+        self._chat = Chat(answering)
 
     def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["native"])
@@ -79,7 +79,7 @@ class TokenizationRoutes:
 
     async def info(self) -> Response:
         """The tokenizer's configuration and the chat template in use, in vLLM's format."""
-        text = self._service.text
+        text = self._answering.text
         config = {key: _with_token_texts(value) for key, value in text.tokenizer.config.items()}
         config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         if text.chat_template is not None:
@@ -87,7 +87,7 @@ class TokenizationRoutes:
         return json_response(config)
 
     async def _tokenize(self, raw: dict[str, Any]) -> Response:
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, TokenizeBody, route="/tokenize", unsupported=_UNSUPPORTED
         )
         if (body.prompt is None) == (body.messages is None):
@@ -96,11 +96,11 @@ class TokenizationRoutes:
         tokens = [ids.tolist() for ids in lists]
         answer = {"tokens": tokens, "count": [len(ids) for ids in tokens]}
         if body.return_token_strs:
-            text_of = self._service.text.tokenizer.token_text
+            text_of = self._answering.text.tokenizer.token_text
             answer["token_strs"] = [[text_of(token_id) for token_id in ids] for ids in tokens]
         if not isinstance(body.prompt, list):
             answer = {key: value[0] for key, value in answer.items()}
-        max_model_len = self._service.config.max_model_len
+        max_model_len = self._answering.config.max_model_len
         return json_response(
             {**answer, "max_model_len": max_model_len, **_warnings_field(warnings)}
         )
@@ -110,28 +110,28 @@ class TokenizationRoutes:
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
         with_special = body.add_special_tokens is not False
-        encode = self._service.text.encode
+        encode = self._answering.text.encode
         return [await encode(text, add_special_tokens=with_special) for text in texts]
 
     async def _turn(self, body: TokenizeBody) -> Ids:
         chat = body.chat()
         chat.check()
         request = msgspec.structs.replace(
-            chat_request(chat, self._service.config.sampling_defaults),
+            chat_request(chat, self._answering.config.sampling_defaults),
             add_generation_prompt=body.add_generation_prompt is not False,
         )
         text = await self._chat.prompt_text(request)
         with_special = bool(body.add_special_tokens)
-        return await self._service.text.encode(text, add_special_tokens=with_special)
+        return await self._answering.text.encode(text, add_special_tokens=with_special)
 
     async def _detokenize(self, raw: dict[str, Any]) -> Response:
-        body, warnings = self._service.read(raw, DetokenizeBody, route="/detokenize")
+        body, warnings = self._answering.parser.read(raw, DetokenizeBody, route="/detokenize")
         lists, is_batch = as_id_lists(body.tokens, "tokens")
         texts = []
         for ids in lists:
-            self._service.intake.check_ids(ids, name="tokens")
+            self._answering.intake.check_ids(ids, name="tokens")
             texts.append(
-                await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
+                await self._answering.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
             )
         return json_response({"text": texts if is_batch else texts[0], **_warnings_field(warnings)})
 

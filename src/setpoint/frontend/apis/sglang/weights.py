@@ -99,10 +99,10 @@ class WeightRoutes:
                 found = await asyncio.to_thread(
                     self._service.checkpoints.find, body.model_path, body.load_format
                 )
-                done = await self._service.load(
+                done = await self._service.weights.load(
                     found,
                     model_path=body.model_path,
-                    weight_version=body.weight_version,
+                    version=body.weight_version,
                     flush_cache=body.flush_cache,
                     aborts=body.abort_all_requests,
                     keep_pause=body.keep_pause,
@@ -122,7 +122,7 @@ class WeightRoutes:
         check_key(body.new_version, "new_version")
         if body.abort_all_requests:
             self._engine.abort(abort_all=True)
-        self._service.set_model_metadata(weight_version=body.new_version)
+        self._service.weights.tell(None, body.new_version)
         message = f"The weight version is now {body.new_version}."
         answer = {"success": True, "message": message, "new_version": body.new_version}
         return json_response({**answer, **told})

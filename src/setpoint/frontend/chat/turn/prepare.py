@@ -12,6 +12,7 @@ from setpoint.core import request as core
 from setpoint.core.constraint import INVALID_TOOL, compile_refusal
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.chat import passed_over
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.formats.format_registry import tool_format
@@ -24,7 +25,6 @@ from setpoint.frontend.chat.turn.thinking import Reasoning, Thinking
 from setpoint.frontend.chat.turn.token_markers import token_markers
 from setpoint.frontend.intake import Cut
 from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.service import Service
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,23 +48,23 @@ class PreparedChat:
 
 
 class Chat:
-    """Prepares the chats of a service; stores nothing about them."""
+    """Prepares the chats of a model; stores nothing about them."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, answering: Answering) -> None:
         """Raises ConfigError for a format that does not exist."""
-        config = service.config
-        self._text = service.text
-        self._intake = service.intake
-        self._book = service.book
-        self._enforcement = service.enforcement
+        config = answering.config
+        self._text = answering.text
+        self._intake = answering.intake
+        self._book = answering.parser.book
+        self._enforcement = answering.enforcement
         self._variables = config.chat_template_kwargs
         self._tools: ToolFormat | None = None
-        self._reasoning = Reasoning.of(service)
+        self._reasoning = Reasoning.of(config.reasoning_parser, self._text)
         if config.tool_call_parser != "none":
             self._tools = tool_format(config.tool_call_parser)
         if not self._text.template_reads("tools"):
             self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
-        tokenizer = service.text.known_tokenizer
+        tokenizer = answering.text.known_tokenizer
         self._call_tokens = token_markers(tokenizer, self._tools)
         form = None if self._reasoning is None else self._reasoning.form
         self._reasoning_tokens = token_markers(tokenizer, form)

@@ -13,23 +13,23 @@ from setpoint.frontend.chat.formats.tool_format import ToolFormat
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parse_answer
 from setpoint.frontend.chat.prompt import Prompt
 from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.service import Service
+from setpoint.frontend.text.processor import TextProcessor
 
 
 class Reasoning:
-    """How a service's model writes its reasoning."""
+    """How a model writes its reasoning."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, form: str, text: TextProcessor) -> None:
         """Raises ConfigError for a format that does not exist."""
-        self._tokenizer = service.text.tokenizer
-        self.form = reasoning_format(service.config.reasoning_parser)
+        self._tokenizer = text.tokenizer
+        self.form = reasoning_format(form)
         self._begin = tuple(self._ids(self.form.begin))
         self._end = tuple(self._ids(self.form.end))
 
     @classmethod
-    def of(cls, service: Service) -> Reasoning | None:
-        """The reasoning of a service's model; None if the model does not mark any."""
-        return None if service.config.reasoning_parser == "none" else cls(service)
+    def of(cls, form: str, text: TextProcessor) -> Reasoning | None:
+        """The reasoning of the model of these texts; None if it does not mark any."""
+        return None if form == "none" else cls(form, text)
 
     def behind(self, prompt: Prompt, calls: ToolFormat | None) -> Thinking:
         """The reasoning in the answer to a prompt. calls: see Thinking."""

@@ -17,12 +17,12 @@ from setpoint.frontend.apis.openai.kept.fields import (
     page,
     window_seconds,
 )
+from setpoint.frontend.body_parser import BodyParser
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
-from setpoint.frontend.service import Service
 from setpoint.frontend.storage.batches import ENDED, Batch
-from setpoint.frontend.storage.storage import require_storage
+from setpoint.frontend.storage.storage import Storage, require_storage
 
 ROUTE = "/v1/batches"
 _MOST = 100
@@ -37,12 +37,18 @@ class BatchBody(msgspec.Struct, kw_only=True):
 
 
 class BatchRoutes:
-    def __init__(self, service: Service, bodies: BodyReader, endpoints: Collection[str]) -> None:
+    def __init__(
+        self,
+        storage: Storage | None,
+        parser: BodyParser,
+        bodies: BodyReader,
+        endpoints: Collection[str],
+    ) -> None:
         """endpoints: the routes that a batch may name."""
-        self._service = service
+        self._parser = parser
         self._bodies = bodies
         self._endpoints = endpoints
-        self._storage = service.storage
+        self._storage = storage
 
     def install(self, router: APIRouter) -> None:
         one = ROUTE + "/{batch_id}"
@@ -85,7 +91,7 @@ class BatchRoutes:
         )
 
     async def _read(self, raw: dict[str, Any]) -> tuple[BatchBody, list[str]]:
-        return self._service.read(raw, BatchBody, route=ROUTE)
+        return self._parser.read(raw, BatchBody, route=ROUTE)
 
 
 def _batch_object(batch: Batch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.responses.body import (
     UNSUPPORTED,
     InputBody,
@@ -26,7 +27,6 @@ from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.routing import RANK_FIELDS
-from setpoint.frontend.service import Service
 from setpoint.frontend.storage.background import ID_PREFIX, Asked
 from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
 
@@ -38,18 +38,18 @@ class ResponsesApi:
     route = ROUTE
     body: type[msgspec.Struct] = ResponsesBody
 
-    def __init__(self, service: Service, *, keeps: bool = True) -> None:
+    def __init__(self, answering: Answering, *, keeps: bool = True) -> None:
         """keeps: whether responses are stored for later requests if the client wants that."""
-        self._service = service
+        self._answering = answering
         self._keeps = keeps
-        self._store = service.responses
-        self._chat = Chat(service)
+        self._store = answering.responses
+        self._chat = Chat(answering)
 
     async def open(self, raw: dict[str, Any]) -> ResponseExchange:
         """Check and tokenize a body. Raises RequestError: 400 for a body that cannot be honoured,
         404 for a ``previous_response_id`` that is not stored."""
-        config = self._service.config
-        body, warnings = self._service.read(
+        config = self._answering.config
+        body, warnings = self._answering.parser.read(
             raw, ResponsesBody, route=ROUTE, unsupported=UNSUPPORTED
         )
         body.check()
@@ -93,7 +93,7 @@ class ResponsesApi:
         prepared = await self._prepare(
             body,
             toolbox,
-            body.sampling(self._service.config.sampling_defaults),
+            body.sampling(self._answering.config.sampling_defaults),
             asked.earlier,
             asked.inputs,
             response["id"],
@@ -104,7 +104,7 @@ class ResponsesApi:
         )
 
     def job_again(self, asked: Asked, making: Making, prior_ids: bytes) -> Job:
-        """A job that continues after these outputs. Raises RequestError like ``Service.job``."""
+        """A job that continues after these outputs. Raises RequestError like ``JobMaker.make``."""
         request = msgspec.structs.replace(asked.request, prior_output_ids=prior_ids)
         # This server may have fewer engines.
         received = {key: value for key, value in asked.body.items() if key not in RANK_FIELDS}
@@ -127,7 +127,7 @@ class ResponsesApi:
         return await self._chat.prepare(request, rid=body.rid or own_id)
 
     def _job(self, requests: Sequence[Request], received: dict[str, Any], making: Making) -> Job:
-        return self._service.job(
+        return self._answering.jobs.make(
             requests,
             received=received,
             api="OpenAI",
@@ -136,7 +136,7 @@ class ResponsesApi:
 
     async def count(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The answer of ``input_tokens``. Raises like ``open``."""
-        body, warnings = self._service.read(
+        body, warnings = self._answering.parser.read(
             raw, InputBody, route=COUNT_ROUTE, unsupported=UNSUPPORTED
         )
         body.check()

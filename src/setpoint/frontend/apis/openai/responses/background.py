@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError, reason_of
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.responses.api import ResponseExchange, ResponsesApi
 from setpoint.frontend.apis.openai.responses.computation import AT_ONCE, Computation, keep
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
@@ -18,7 +19,6 @@ from setpoint.frontend.apis.openai.responses.script import Making, Script
 from setpoint.frontend.drain import CUT, REFUSED
 from setpoint.frontend.http.sse import named_event
 from setpoint.frontend.refusal import RETRY_AFTER_S, Refusal, refusal_of
-from setpoint.frontend.service import Service
 from setpoint.frontend.storage.background import Asked, BackgroundResponse, StoredResponse
 from setpoint.frontend.storage.documents import cannot_store
 
@@ -35,10 +35,11 @@ ones."""
 
 
 class Background:
-    def __init__(self, service: Service, api: ResponsesApi) -> None:
-        self._service = service
+    def __init__(self, answering: Answering, api: ResponsesApi) -> None:
+        self._answering = answering
         self._api = api
-        self._book = service.background
+        self._store = answering.responses
+        self._book = self._store.background
         self._running: set[str] = set()
         """Ids of the responses that have begun and not ended."""
         self._tasks: set[Task[None]] = set()
@@ -46,14 +47,12 @@ class Background:
         self._have_tasks = Event()
         """Set when every unfinished response of an earlier server is running or waits for its
         turn."""
-        service.responses.on_drop = self._book.forget
         for response in list(self._book.responses.values()):
-            keep(service, response)
+            keep(self._store, response)
         self._left = self._book.unfinished()
         """The unfinished responses of earlier servers."""
         if not self._left:
             self._have_tasks.set()
-        service.workers.append(self.run)
 
     async def begin(self, exchange: ResponseExchange) -> BackgroundResponse:
         """Store a new response and begin to compute it. Raises RequestError: 429 if too many are
@@ -66,7 +65,7 @@ class Background:
                 " retry later.",
                 status_code=429,
             )
-        head, config = exchange.making.head, self._service.config
+        head, config = exchange.making.head, self._answering.config
         asked = Asked(
             body=exchange.raw,
             request=exchange.job.outputs[0].request,
@@ -83,8 +82,8 @@ class Background:
         except RequestError:
             self._running.discard(response.id)
             raise
-        keep(self._service, response)
-        computation = Computation(self._service, response, exchange.making, exchange.job)
+        keep(self._store, response)
+        computation = Computation(self._answering, response, exchange.making, exchange.job)
         self._start(response, self._compute(computation))
         return response
 
@@ -123,7 +122,7 @@ class Background:
         self._check_tokenizer(asked)
         if making is None:
             making = await self._api.again(asked, response.stored.response)
-        script = Script(making, asked.request, self._service.text.known_tokenizer)
+        script = Script(making, asked.request, self._answering.text.known_tokenizer)
         return self._events(response, script, after)
 
     async def _events(
@@ -250,10 +249,10 @@ class Background:
             refusal = Refusal(message=f"The response cannot be continued: {why}", status_code=500)
             ids = response.ids.tobytes()
             response.change(response=head.failed(refusal, []), output_ids=ids)
-            keep(self._service, response)
+            keep(self._store, response)
             self._book.write(response)
             return None
-        return Computation(self._service, response, making, job)
+        return Computation(self._answering, response, making, job)
 
     async def _compute(self, computation: Computation, turn: Event | None = None) -> None:
         """Compute a response to its end. turn: for a response of an earlier server, set when it may
@@ -307,10 +306,10 @@ class Background:
             )
 
     def _check_tokenizer(self, asked: Asked) -> None:
-        if asked.tokenizer != self._service.config.tokenizer_path:
+        if asked.tokenizer != self._answering.config.tokenizer_path:
             raise RequestError(
                 f"The response was begun with the tokenizer {asked.tokenizer}, but this server"
-                f" has {self._service.config.tokenizer_path}."
+                f" has {self._answering.config.tokenizer_path}."
             )
 
     def _interrupt(self, response: BackgroundResponse, why: str) -> None:
@@ -323,8 +322,8 @@ class Background:
     @property
     def _model(self) -> str:
         """This server's description of its weights."""
-        config = self._service.config
-        return f"{config.model_path} ({config.weight_version})"
+        weights = self._answering.weights
+        return f"{weights.model_path} ({weights.version})"
 
 
 def _go_on(count: int) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from setpoint.core.messages import Finish
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.responses.script import Making, Script
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import Service
 from setpoint.frontend.storage.background import BackgroundResponse
-from setpoint.frontend.storage.responses import KeptResponse
+from setpoint.frontend.storage.responses import KeptResponse, ResponseStore
 
 AT_ONCE = 64
 """Number of tokens that are converted to events before the event loop gets its turn; this takes
@@ -22,14 +22,15 @@ about a millisecond."""
 
 class Computation:
     def __init__(
-        self, service: Service, response: BackgroundResponse, making: Making, job: Job
+        self, answering: Answering, response: BackgroundResponse, making: Making, job: Job
     ) -> None:
         """job: a job that continues after the tokens that the response has."""
         self.response = response
-        self._service = service
-        self._book = service.background
+        self._drain = answering.jobs.drain
+        self._store = answering.responses
+        self._book = self._store.background
         self._head = making.head
-        self._script = Script(making, response.stored.asked.request, service.text.known_tokenizer)
+        self._script = Script(making, response.stored.asked.request, answering.text.known_tokenizer)
         self._job = job
         self._unread = response.ids.tolist()
         """Tokens from earlier servers that the script has not got yet."""
@@ -79,7 +80,7 @@ class Computation:
     @property
     def goes_on_elsewhere(self) -> bool:
         """Whether the server is ending and a later server will continue the response."""
-        return self._service.drain.is_on and self._book.is_stored
+        return self._drain.is_on and self._book.is_stored
 
     def _add(self, piece: Piece) -> None:
         if not piece.num_ids:
@@ -91,7 +92,7 @@ class Computation:
                 num_tries=0,
                 num_cached=self._output.num_cached,
             )
-            keep(self._service, self.response)
+            keep(self._store, self.response)
         self._script.feed(piece.ids)
         self._book.add_ids(self.response, piece.ids)
 
@@ -103,15 +104,15 @@ class Computation:
     def _end(self, whole: dict[str, Any], finish: Finish | None) -> None:
         response = self.response
         response.change(response=whole, finish=finish, output_ids=response.ids.tobytes())
-        keep(self._service, response)
+        keep(self._store, response)
         self._book.write(response)
 
 
-def keep(service: Service, response: BackgroundResponse) -> None:
+def keep(store: ResponseStore, response: BackgroundResponse) -> None:
     """Put the current state of a response into the store, unless it was deleted."""
-    if response.id in service.background.responses:
+    if response.id in store.background.responses:
         stored = response.stored
-        service.responses.put(
+        store.put(
             KeptResponse(
                 response=stored.response,
                 inputs=stored.asked.inputs,

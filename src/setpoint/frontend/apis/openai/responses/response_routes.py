@@ -8,6 +8,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.kept.fields import page
 from setpoint.frontend.apis.openai.responses.api import (
     COUNT_ROUTE,
@@ -28,17 +29,16 @@ from setpoint.frontend.http.sse import (
     named_event,
 )
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import Service
 
 _MOST_ITEMS = 100
 
 
 class ResponseRoutes:
-    def __init__(self, service: Service, bodies: BodyReader) -> None:
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._api = ResponsesApi(service)
-        self._store = service.responses
-        self._background = Background(service, self._api)
+        self._api = ResponsesApi(answering)
+        self._store = answering.responses
+        self.background = Background(answering, self._api)
 
     def install(self, router: APIRouter) -> None:
         one = ROUTE + "/{response_id}"
@@ -52,10 +52,10 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         exchange = await self._bodies.read(request, self._api.open)
         if exchange.is_background:
-            begun = await self._background.begin(exchange)
+            begun = await self.background.begin(exchange)
             request.scope[IN_SCOPE].is_in_background = True
             if exchange.is_stream:
-                events = await self._background.follow(begun, after=-1, making=exchange.making)
+                events = await self.background.follow(begun, after=-1, making=exchange.making)
                 return FollowingStream(events)
             return json_response(exchange.making.head.begun("queued"))
         if exchange.is_stream:
@@ -92,12 +92,12 @@ class ResponseRoutes:
         if starting_after is not None and starting_after < 0:
             raise RequestError(f"starting_after must be at least 0, got {starting_after}.")
         after = -1 if starting_after is None else starting_after
-        return FollowingStream(await self._background.follow(kept.background, after=after))
+        return FollowingStream(await self.background.follow(kept.background, after=after))
 
     async def delete(self, response_id: str) -> Response:
         kept = self._store.get(response_id)
         if kept.background is not None:
-            await self._background.delete(kept.background)
+            await self.background.delete(kept.background)
         self._store.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -110,7 +110,7 @@ class ResponseRoutes:
                 " end it."
             )
         if kept.background is not None:
-            await self._background.cancel(kept.background)
+            await self.background.cancel(kept.background)
         return json_response(self._store.get(response_id).response)
 
     async def input_items(
