@@ -87,6 +87,22 @@ def test_what_clients_ask_about_the_model(serve: Serve) -> None:
     serve(scenario, spec=spec, tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
+def test_all_routes_tell_the_present_weights(serve: Serve) -> None:
+    """Red before: /api/pull and /api/show told those of the start."""
+
+    async def scenario(server: Any) -> None:
+        (before,) = (await server.http.get("/api/tags")).json()["models"]
+        server.service.weights.tell("org/other", "2")
+        (entry,) = (await server.http.get("/api/tags")).json()["models"]
+        assert entry["digest"] != before["digest"]
+        told = await lines(server, "/api/pull", {"model": "default"})
+        assert told[1]["digest"] == f"sha256:{entry['digest']}"
+        shown = await post(server, "/api/show", {"model": "default"})
+        assert shown["modelfile"].startswith("FROM org/other\n")
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize("name", ["default", "org/tiny", "org/tiny:latest"])
 def test_what_is_served_need_not_be_pulled(serve: Serve, name: str) -> None:
     """Red before: a client that pulls its model before it chats failed."""

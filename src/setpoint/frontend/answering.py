@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.frontend.body_parser import BodyParser
+from setpoint.frontend.bodies import BodyParser
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.enforcement import Enforcement
 from setpoint.frontend.intake import Intake

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of, validation_message
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
+from setpoint.frontend.telemetry.book import RequestBook
+from setpoint.frontend.unknown_keys import unknown_keys
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,28 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
         if asks_for_something(body.get(key)):
             raise RequestError(f"{key} is not supported by this server yet; leave it out.")
     return parsed
+
+
+@dataclass(slots=True, frozen=True)
+class BodyParser:
+    """Reads the bodies of one model's routes."""
+
+    book: RequestBook
+    _refuses_unknown_keys: bool
+    _names_model: bool
+    """Whether a body chooses one of several models, which ``http.model_choice`` has read."""
+
+    def read(
+        self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()
+    ) -> tuple[T, list[str]]:
+        """A client's body as ``kind``, and warnings for the client about it. Raises RequestError
+        for a body that cannot be honoured."""
+        parsed = parse(body, kind, unsupported=unsupported)
+        known = (*unsupported, "model") if self._names_model else unsupported
+        refuse = self._refuses_unknown_keys
+        warnings = unknown_keys(body, parsed, route=route, unsupported=known, refuse=refuse)
+        self.book.warned_bodies += bool(warnings)
+        return parsed, warnings
 
 
 def other_model_warning(asked: str, served: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from setpoint.frontend.answering import Answering
-from setpoint.frontend.body_parser import BodyParser
+from setpoint.frontend.bodies import BodyParser
 from setpoint.frontend.checkpoint_names import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain
@@ -22,7 +22,7 @@ from setpoint.frontend.metrics_page import ServerFigures
 from setpoint.frontend.pairing import KnownServers, Pairing
 from setpoint.frontend.residence import AlwaysLoaded, Residence
 from setpoint.frontend.served_weights import ServedWeights
-from setpoint.frontend.service import Service, Worker
+from setpoint.frontend.service import Service
 from setpoint.frontend.sessions import Sessions
 from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.responses import ResponseStore
@@ -74,7 +74,7 @@ def compose(
     book: RequestBook | None = None,
     readers: Sequence[Reader] = (),
     make_doctor: Callable[[Info], Doctor] | None = None,
-    workers: Sequence[Worker] = (),
+    workers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     at_end: Sequence[Callable[[], None]] = (),
 ) -> Service:
     """of_server: None for the only model. prefill_servers, pairing: see JobMaker. book: the one

@@ -26,9 +26,6 @@ from setpoint.ipc.client import EngineClient
 if TYPE_CHECKING:
     from setpoint.frontend.telemetry.metrics.exposition import Metrics
 
-Worker = Callable[[], Coroutine[Any, Any, None]]
-"""Runs while the server serves, and is cancelled when it begins to end."""
-
 
 @dataclass(slots=True, frozen=True, kw_only=True, repr=False)
 class Service:
@@ -50,7 +47,8 @@ class Service:
     watch: Watch
     """Watches only while somebody runs it."""
     metrics: Metrics | None
-    workers: Sequence[Worker] = ()
+    workers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """Run while the server serves, and are cancelled when it begins to end."""
     at_end: Sequence[Callable[[], None]] = ()
     """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
     They may block, and are not waited for for ever."""

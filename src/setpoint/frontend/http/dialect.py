@@ -7,7 +7,7 @@ folder in ``frontend/apis`` and its entry in ``frontend/apis/dialects.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -15,7 +15,9 @@ from starlette.types import Scope
 
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.refusal import Refusal
-from setpoint.frontend.service import Worker
+
+Worker = Callable[[], Coroutine[Any, Any, None]]
+"""Runs while the server serves, and is cancelled when it begins to end."""
 
 
 class Dialect(ABC):
@@ -40,7 +42,7 @@ class Dialect(ABC):
     router: APIRouter
     """The dialect's routes."""
     workers: Sequence[Worker] = ()
-    """Run while the server serves, and are cancelled when it begins to end."""
+    """What the routes need to run beside them."""
 
     @abstractmethod
     def error_body(self, refusal: Refusal) -> Any:

@@ -166,7 +166,7 @@ def _model_info(spec: ModelSpec, options: Options) -> dict[str, Any]:
 
 def _readers(
     options: Options, book: RequestBook, model_name: str
-) -> tuple[list[Reader], list[Callable[[], None]]]:
+) -> tuple[tuple[Reader, ...], tuple[Callable[[], None], ...]]:
     """What exports and traces the ends of requests, and what sends the last of it."""
     readers: list[Reader] = []
     at_end: list[Callable[[], None]] = []
@@ -181,7 +181,7 @@ def _readers(
         provider = sending_to(url, options.traces.otlp_service_name)
         readers.append(RequestTracer(provider, model_name=model_name).finished)
         at_end.append(provider.shutdown)
-    return readers, at_end
+    return tuple(readers), tuple(at_end)
 
 
 STARTUP_PHASES = ("load_weight", "kv_cache_allocation")

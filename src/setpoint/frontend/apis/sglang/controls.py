@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from setpoint.core.control import PauseMode
-from setpoint.frontend.body_parser import BodyParser
+from setpoint.frontend.bodies import BodyParser
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route

@@ -17,7 +17,7 @@ from setpoint.frontend.apis.openai.kept.fields import (
     page,
     window_seconds,
 )
-from setpoint.frontend.body_parser import BodyParser
+from setpoint.frontend.bodies import BodyParser
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
 from setpoint.frontend.http.openapi import add_route
