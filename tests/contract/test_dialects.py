@@ -56,11 +56,11 @@ class Letters(Dialect):
     async def create(self, request: Request) -> Response:
         if await request.body() == b"refuse":
             raise RequestError("No letters today.")
-        prompt = await self._service.intake.encode("abc")
-        requests = self._service.intake.requests(
+        prompt = await self._service.answering.intake.encode("abc")
+        requests = self._service.answering.intake.requests(
             prompt, SamplingParams(max_new_tokens=3), RequestOptions(stream=True)
         )
-        job = self._service.jobs.make(requests, received={})
+        job = self._service.answering.jobs.make(requests, received={})
         return EventStream(job, self._chunks(job), self.stream_end)
 
     async def _chunks(self, job: Job) -> AsyncGenerator[bytes, None]:
