@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.messages import Moved
-from setpoint.launch.child.recognition import Recognition
 from setpoint.scheduler.tiers import Tiers
 from setpoint.scheduler.transfers import Transfers
+from setpoint.tiers.identity import TierIdentity
 from setpoint.tiers.mover import StoreMover
 from setpoint.tiers.store import Bytes
 from setpoint_testing.simulation.tier_run import simulate_tiers
@@ -95,7 +95,7 @@ def moved_all(self: StoreMover, message: Moved) -> None:
     self._post(Moved(message.id, 1 << 20))
 
 
-def known_before(self: Recognition) -> None:
+def known_before(self: TierIdentity) -> None:
     """The weights change while the tiers still serve as the old ones."""
 
 
@@ -105,7 +105,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "a flush leaves what transfers bring": (Transfers, "flush", lambda self: None),
     "a damaged block is taken": (EngineStore, "get", read_without_sum),
     "what has not arrived is taken": (StoreMover, "_end", moved_all),
-    "blocks are written under the name of earlier weights": (Recognition, "forget", known_before),
+    "blocks are written under the name of earlier weights": (TierIdentity, "forget", known_before),
 }
 RARE = {
     "pages are free before their transfer has ended",

@@ -17,7 +17,9 @@ from setpoint.config.dp_attention import check_its_model, own_chunk, settle_dp_a
 from setpoint.config.environment import EnvSettings
 from setpoint.config.expert_ranks import check_experts
 from setpoint.config.groups.chat_formats import NONE, OPEN
+from setpoint.config.groups.events import publisher_config
 from setpoint.config.groups.memory import eviction_parameters
+from setpoint.config.groups.tiers import storage_config
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
 from setpoint.config.placement import Place, Placement, place_ranks
@@ -48,12 +50,9 @@ def resolve(
     """
     check_options(options)
     env = env or EnvSettings()
-    profile = apply_profile(
-        options,
-        hardware,
-        hardware.device if options.execution.device == "auto" else options.execution.device,
-        given=given,
-    )
+    device = options.execution.device
+    device = hardware.device if device == "auto" else device
+    profile = apply_profile(options, hardware, device, given=given)
     options = profile.options
     book = Book(options, given, profile.reasons)
     for name, (value, why) in (found or {}).items():
@@ -86,6 +85,9 @@ def resolve(
         overlap_depth=steps.overlap_depth,
         decode_after_piece=steps.decode_after_piece,
         places=placement.places,
+        storage=storage_config(options.tiers),
+        events=publisher_config(options.events, num_ranks=options.parallel.dp_size),
+        eviction_parameters=eviction_parameters(options.memory),
     )
 
 

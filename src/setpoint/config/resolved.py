@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.tiers import StorageConfig
 from setpoint.config.options import Options
 from setpoint.config.placement import Place
+from setpoint.core.kv_events import PublisherConfig
 
 T = TypeVar("T")
 
@@ -43,6 +46,12 @@ class ResolvedConfig:
     """Number of decode steps after a step that computed only a piece of a long prompt."""
     places: tuple[Place, ...] = ()
     """Where each rank runs, first those of the first engine; none if nothing is bound."""
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    """``--hicache-storage-backend-extra-config``, parsed."""
+    events: PublisherConfig | None = None
+    """``--kv-events-config``, parsed; None if nothing is published."""
+    eviction_parameters: Mapping[str, int] = field(default_factory=dict)
+    """``--radix-eviction-policy-config``, parsed."""
 
     @property
     def context_len(self) -> int:

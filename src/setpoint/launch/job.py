@@ -3,13 +3,11 @@ pickle, nothing on a command line."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
-from setpoint.core.operations import LoadWeights, StorageOrder
+from setpoint.core.operations import StorageOrder
 
 
 class EngineJob(msgspec.Struct, frozen=True):
@@ -35,15 +33,6 @@ class EngineJob(msgspec.Struct, frozen=True):
     storage: StorageOrder | None = None
     """What operators have decided about the storage of cached prefixes; None: that of the
     configuration."""
-
-
-def with_weights(job: EngineJob, operation: LoadWeights) -> EngineJob:
-    """The job of an engine that has loaded other weights since it was started with this one."""
-    config = job.config
-    options = config.options.replace(load_format=operation.load_format)
-    return msgspec.structs.replace(
-        job, config=replace(config, options=options), folder=operation.folder
-    )
 
 
 def encode_job(job: EngineJob) -> bytes:

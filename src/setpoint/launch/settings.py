@@ -4,7 +4,7 @@ the frontend makes too, for a change. Pure, and without torch."""
 from __future__ import annotations
 
 from setpoint.config.groups.scheduling import SchedulingOptions
-from setpoint.config.groups.tiers import storage_config
+from setpoint.config.groups.tiers import StorageConfig
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
@@ -46,13 +46,13 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
         strict_accounting=options.scheduling.strict_accounting,
-        tiers=tier_config(options),
+        tiers=tier_config(options, config.storage),
     )
 
 
-def tier_config(options: Options) -> TierConfig | None:
+def tier_config(options: Options, storage: StorageConfig) -> TierConfig | None:
     """None: there are no cache tiers."""
-    tiers, storage = options.tiers, storage_config(options.tiers)
+    tiers = options.tiers
     has_storage = tiers.hicache_storage_backend is not None
     if not tiers.enable_hierarchical_cache or not (
         has_storage or options.execution.device != "cpu"

@@ -44,7 +44,6 @@ from setpoint.core.transfers import Mover
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.link import SocketLink
 from setpoint.ipc.sockets import MessageSocket
-from setpoint.launch.child.recognition import RecognizedTiers, WatchedOperator
 from setpoint.launch.heartbeat import Heartbeat
 from setpoint.launch.job import EngineJob, decode_job, encode_job
 from setpoint.launch.parent.process import until_reported
@@ -54,6 +53,7 @@ from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.cache.news import CacheNews
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
+from setpoint.tiers.identity import IdentifiedTiers, TierOperator
 from setpoint_testing.preparers import ScriptedPreparer
 from setpoint_testing.scripted import EMPTY, ScriptedExecutor, ScriptedStep
 from setpoint_testing.simulation.model import FIRST_LETTER, Spelling, token_after
@@ -97,7 +97,7 @@ class Poison:
             raise Death(code)
 
 
-class EngineTiers(Mover, RecognizedTiers, Protocol):
+class EngineTiers(Mover, IdentifiedTiers, Protocol):
     """The cache tiers of an engine."""
 
     def on(self, record: Record) -> None: ...
@@ -423,7 +423,7 @@ class SimulatedEngine:
         self._hold(preparer)
         executor, tiers = self.world.executor(self, num_tokens // page_size, page_size)
         self.tiers, self._executor = tiers, executor
-        operator: Operator = self if tiers is None else WatchedOperator(self, tiers)
+        operator: Operator = self if tiers is None else TierOperator(self, tiers)
         self.scheduler = Scheduler(
             scheduler_config(config, pool, spec),
             live_settings(config, pool),

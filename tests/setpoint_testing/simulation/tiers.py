@@ -1,5 +1,5 @@
 """A store of blocks in virtual time that several simulated engines share, and the cache tiers of such
-an engine: the real mover, tiers, transfers and recognition of weights, whose jobs take virtual time.
+an engine: the real mover, tiers, transfers and identity of weights, whose jobs take virtual time.
 
 Pages hold tokens together with the weights that computed them. A sequence that reads anything but its own
 tokens, computed with the present weights, gets a token that no sequence may have.
@@ -39,7 +39,7 @@ from setpoint.core.records import (
 from setpoint.core.request import Ids
 from setpoint.core.result import StepResult
 from setpoint.core.transfers import Direction, Transfer
-from setpoint.launch.child.recognition import Recognition, Work
+from setpoint.tiers.identity import TierIdentity, Work
 from setpoint.tiers.mover import Job, StoreMover, Tier
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 from setpoint_testing.scripted import EMPTY, ScriptedStep
@@ -338,7 +338,7 @@ class _Open:
 
 class SimulatedTiers:
     """The tiers of one simulated engine. Implements ``core.transfers.Mover`` around the real one,
-    and ``launch.child.recognition.RecognizedTiers``."""
+    and ``tiers.identity.IdentifiedTiers``."""
 
     def __init__(
         self, engine: SimulatedEngine, executor: TieredExecutor, storage: SharedStorage, block: int
@@ -360,8 +360,8 @@ class SimulatedTiers:
             post=lambda message: self.posted.append(message),
             worker=self._worker,
         )
-        self.recognition = Recognition(self.real.serve_as, self.identity, self._later)
-        self.recognition.begin()
+        self.identity = TierIdentity(self.real.serve_as, self._found_identity, self._later)
+        self.identity.begin()
 
     @property
     def is_busy(self) -> bool:
@@ -371,9 +371,9 @@ class SimulatedTiers:
         self.workers.append(VirtualWorker(self))
         return self.workers[-1]
 
-    # ------------------------------------------------------------------ recognition
+    # ------------------------------------------------------------------ identity
 
-    def identity(self) -> bytes:
+    def _found_identity(self) -> bytes:
         return engine_digest(
             {"weights": self.engine.operator.weights, "page size": str(self._page)}
         )
@@ -389,11 +389,11 @@ class SimulatedTiers:
         raise NotImplementedError
 
     def before(self, operation: LoadWeights | RestoreMemory) -> None:
-        self.recognition.forget()
+        self.identity.forget()
 
     def after(self, operation: LoadWeights | RestoreMemory, error: Exception | None) -> None:
         assert error is None
-        self.recognition.begin()
+        self.identity.begin()
 
     # ------------------------------------------------------------------ from the loop
 

@@ -17,6 +17,7 @@ from typing import Any
 from setpoint.checkpoint.folder.description import Description
 from setpoint.checkpoint.source import ModelSource
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.tiers import storage_config
 from setpoint.config.hardware import Hardware
 from setpoint.config.live import Asked
 from setpoint.config.options import Options
@@ -185,7 +186,8 @@ class World:
     ) -> tuple[SimulatedExecutor, EngineTiers | None]:
         if self.storage is None:
             return SimulatedExecutor(engine, num_pages, page_size), None
-        config = tier_config(self.setting.options)
+        options = self.setting.options
+        config = tier_config(options, storage_config(options.tiers))
         assert config is not None
         executor = TieredExecutor(engine, num_pages, page_size)
         return executor, SimulatedTiers(engine, executor, self.storage, config.block)

@@ -67,7 +67,7 @@ def attach(settings: str, **start: Any) -> str:
     """Why a client's storage is refused; empty if it is taken."""
     tiers: Any = CacheTiers.__new__(CacheTiers)
     tiers.mover = tiers.movers = SimpleNamespace(tiers=[], attach=lambda tier: None)
-    tiers._start_config = StorageConfig(**start)
+    tiers._setup = SimpleNamespace(storage=StorageConfig(**start))
     tiers.open_storage = lambda backend, config: None
     try:
         tiers.change_storage(AttachStorage("file", settings))

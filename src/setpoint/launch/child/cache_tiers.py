@@ -7,11 +7,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 import torch
 
+from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import (
     COMMON,
     StorageConfig,
@@ -35,17 +35,15 @@ from setpoint.core.operations import (
     StorageOrder,
 )
 from setpoint.core.transfers import Mover
-from setpoint.core.weightfiles import Identities, identities, weight_files
+from setpoint.core.weightfiles import Identities
 from setpoint.engine.executor.rank_moves import RankedMover
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
-from setpoint.launch.child.agreement import facts_of
-from setpoint.launch.child.recognition import Recognition, WatchedOperator
+from setpoint.launch.child.computation import Computation
 from setpoint.launch.child.storages import Opener
-from setpoint.launch.job import EngineJob, with_weights
-from setpoint.launch.settings import tier_config
 from setpoint.scheduler.tiers import Tiers, TierTotals
+from setpoint.tiers.identity import TierIdentity, TierOperator
 from setpoint.tiers.memory_store import MemoryStore
 from setpoint.tiers.mover import StoreMover, Tier, block_bytes
 from setpoint.tiers.store import StoreError
@@ -62,40 +60,53 @@ UNTIL_THE_END = "until this server ends, or a client changes that again."
 HOST, STORAGE = "host", "storage"
 
 
+@dataclass(slots=True, frozen=True)
+class TierSetup:
+    """What the tiers of every rank are made from."""
+
+    options: TierOptions
+    storage: StorageConfig
+    """The settings of the storage that was asked for at the start."""
+    order: StorageOrder | None
+    """See ``EngineJob.storage``."""
+    env: EnvSettings
+    block: int
+    """Tokens of a block."""
+    weight_version: str
+
+
 class CacheTiers:
     """The tiers of one rank."""
 
     def __init__(
         self,
-        job: EngineJob,
+        setup: TierSetup,
+        computation: Computation,
         runner: ModelRunner,
         rank: int,
         post: Callable[[Found | Moved], object],
         files: Identities,
     ) -> None:
-        """files: ``noted_weights`` from before the weights were loaded. Raises ConfigError if the
-        storage cannot be used."""
-        options = job.config.options
-        config = tier_config(options)
-        assert config is not None
-        self._job, self._runner, self._rank = job, runner, rank
-        self._block, self._began = config.block, time.monotonic()
+        """files: ``Computation.noted_weights`` from before the weights were loaded. Raises
+        ConfigError if the storage cannot be used."""
+        self._setup, self._computation = setup, computation
+        self._runner, self._rank = runner, rank
+        self._began = time.monotonic()
         self._rows: PageRows | None = None
         self._rows_of: object = None
-        self.backend = options.tiers.hicache_storage_backend
-        self._start_config = storage_config(options.tiers)
+        self.backend = setup.options.hicache_storage_backend
         tiers = []
-        if options.execution.device != "cpu":
-            tiers.append(Tier(HOST, MemoryStore(_host_bytes(job, runner))))
-        if job.storage is not None:
-            tiers += self._ordered_storage(job.storage)
+        if computation.engine.device != "cpu":
+            tiers.append(Tier(HOST, MemoryStore(_host_bytes(setup.options, runner))))
+        if setup.order is not None:
+            tiers += self._ordered_storage(setup.order)
         elif self.backend is not None:
-            tiers.append(self._first_storage(self.backend, self._start_config))
+            tiers.append(self._first_storage(self.backend))
         self.mover = StoreMover(
             tiers,
             self._present_rows,
-            block=config.block,
-            page_size=options.memory.page_size,
+            block=setup.block,
+            page_size=computation.engine.page_size,
             post=post,
         )
         self.movers: Mover = self.mover
@@ -104,17 +115,17 @@ class CacheTiers:
         """The files of the weights, as they were when these were loaded, or will have been."""
         self._is_mixed = False
         """Whether the prefix cache may have pages of earlier weights."""
-        self.recognition = Recognition(self.mover.serve_as, self._identity)
-        self.recognition.begin()
+        self.identity = TierIdentity(self.mover.serve_as, self._identity)
+        self.identity.begin()
 
     @property
     def storage(self) -> Tier | None:
         return next((tier for tier in self.mover.tiers if tier.name == STORAGE), None)
 
-    def _first_storage(self, backend: str, config: StorageConfig) -> Tier:
+    def _first_storage(self, backend: str) -> Tier:
         """The storage that was asked for at the start. Raises ConfigError if it cannot be used."""
         try:
-            return self.open_storage(backend, config)
+            return self.open_storage(backend, self._setup.storage)
         except StoreError as error:
             raise ConfigError(f"--hicache-storage-backend {backend}: {error}") from None
 
@@ -134,13 +145,11 @@ class CacheTiers:
 
     def open_storage(self, backend: str, config: StorageConfig) -> Tier:
         """Open the store of a backend. Raises StoreError."""
-        job = self._job
+        engine = self._computation.engine
         opener = Opener(
-            env=job.config.env,
-            owner=hashlib.sha256(f"{job.folder} {self._rank}".encode()).digest(),
-            block_bytes=block_bytes(
-                self._present_rows(), self._block, job.config.options.memory.page_size
-            ),
+            env=self._setup.env,
+            owner=hashlib.sha256(f"{engine.model_folder} {self._rank}".encode()).digest(),
+            block_bytes=block_bytes(self._present_rows(), self._setup.block, engine.page_size),
         )
         opened = opener.open(backend, config)
         logger.info("Cache tier %s: %s, in %s", STORAGE, backend, opened.place)
@@ -224,19 +233,19 @@ class CacheTiers:
         check_storage(options)
         config = storage_config(options)
         for name in sorted(COMMON & given_settings(options)):
-            if getattr(config, name) != getattr(self._start_config, name):
+            if getattr(config, name) != (at_start := getattr(self._setup.storage, name)):
                 raise ConfigError(
-                    f"{name} is {getattr(self._start_config, name)} as long as this server runs; it"
+                    f"{name} is {at_start} as long as this server runs; it"
                     " can be given at the start."
                 )
         return config
 
     def before(self, operation: LoadWeights | RestoreMemory) -> None:
-        self.recognition.forget()
-        job = self._job
+        self.identity.forget()
+        computation = self._computation
         if isinstance(operation, LoadWeights):
-            job = with_weights(job, operation)
-        self._coming = noted_weights(job)
+            computation = computation.with_weights(operation)
+        self._coming = computation.noted_weights()
 
     def after(self, operation: LoadWeights | RestoreMemory, error: Exception | None) -> None:
         if error is not None and not isinstance(error, SetpointError):
@@ -244,7 +253,7 @@ class CacheTiers:
             return
         if error is None:
             if isinstance(operation, LoadWeights):
-                self._job = with_weights(self._job, operation)
+                self._computation = self._computation.with_weights(operation)
                 self._is_mixed = not operation.flush_cache
             elif self._coming != self._files:
                 self._is_mixed = True
@@ -255,14 +264,17 @@ class CacheTiers:
                 " prefix cache."
             )
             return
-        self.recognition.begin()
+        self.identity.begin()
 
     def _identity(self) -> bytes:
         """Raises CheckpointError if the files are not those any more that were loaded."""
-        job, files = self._job, self._files
-        identity = engine_digest(engine_facts(job, self._runner, self._rank))
-        if noted_weights(job) != files:
-            raise CheckpointError(f"the files in {job.folder} have changed since they were loaded.")
+        computation, files = self._computation, self._files
+        version = self._setup.weight_version
+        identity = engine_digest(rank_facts(computation, version, self._runner, self._rank))
+        if computation.noted_weights() != files:
+            raise CheckpointError(
+                f"the files in {computation.folder} have changed since they were loaded."
+            )
         return identity
 
     def _present_rows(self) -> PageRows:
@@ -273,17 +285,21 @@ class CacheTiers:
 
 
 def open_tiers(
-    job: EngineJob,
+    setup: TierSetup | None,
+    computation: Computation,
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Found | Moved], object],
     files: Identities,
-) -> CacheTiers:
-    """The tiers of rank 0, whose ``movers`` move the shares of all ranks. Raises ConfigError."""
+) -> CacheTiers | None:
+    """The tiers of rank 0, whose ``movers`` move the shares of all ranks; None if there are none.
+    Raises ConfigError."""
+    if setup is None:
+        return None
     if others is None:
-        return CacheTiers(job, runner, 0, post, files)
+        return CacheTiers(setup, computation, runner, 0, post, files)
     ranks = RankedMover(others, post)
-    tiers = CacheTiers(job, runner, 0, ranks.post_own, files)
+    tiers = CacheTiers(setup, computation, runner, 0, ranks.post_own, files)
     ranks.lead(tiers.mover)
     tiers.movers = ranks
     return tiers
@@ -295,53 +311,48 @@ class LateTiers:
 
     def __init__(
         self,
-        job: EngineJob,
+        setup: TierSetup,
+        computation: Computation,
         runner: ModelRunner,
         operator: Operator,
         rank: int,
         files: Identities,
     ) -> None:
-        self._job, self._runner, self._operator, self._rank = job, runner, operator, rank
+        self._setup, self._computation = setup, computation
+        self._runner, self._operator, self._rank = runner, operator, rank
         self._files = files
-        self._watched: WatchedOperator | None = None
+        self._watched: TierOperator | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._operator, name)  # what only an EngineOperator can do
 
     def operate(self, call_id: int, operation: Operation) -> str:
         if isinstance(operation, LoadWeights):
-            self._job = with_weights(self._job, operation)
-            self._files = noted_weights(self._job)
+            self._computation = self._computation.with_weights(operation)
+            self._files = self._computation.noted_weights()
         return (self._watched or self._operator).operate(call_id, operation)
 
     def make(self, post: Callable[[Found | Moved], object]) -> Mover:
-        tiers = CacheTiers(self._job, self._runner, self._rank, post, self._files)
-        self._watched = WatchedOperator(self._operator, tiers)
+        tiers = CacheTiers(
+            self._setup, self._computation, self._runner, self._rank, post, self._files
+        )
+        self._watched = TierOperator(self._operator, tiers)
         return tiers.mover
 
 
-def noted_weights(job: EngineJob) -> Identities:
-    """The state of the weights' files now. What is read from a GGUF file is guarded by its
-    digest."""
-    if job.config.options.model.load_format == "dummy":
-        return {}
-    try:
-        return identities(weight_files(Path(job.folder)))
-    except (SetpointError, OSError):
-        return {}  # who loads them says what is wrong
-
-
-def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, str]:
+def rank_facts(
+    computation: Computation, weight_version: str, runner: ModelRunner, rank: int
+) -> dict[str, str]:
     """Everything that decides which bits a rank writes for a token, and in which layout."""
-    facts, layout, report = facts_of(job), runner.pool.layout, runner.report
+    facts, layout, report = computation.facts(), runner.pool.layout, runner.report
     del facts["the version of Setpoint"]
     return facts | {
         "sources": sources_digest(*COMPUTING),
         "torch": str(torch.__version__),
-        "weights": f"seed {job.config.random_seed}"
-        if job.config.options.model.load_format == "dummy"
-        else weights_digest(Path(job.folder)),
-        "weight version": str(job.config.options.model.weight_version),
+        "weights": f"seed {computation.engine.seed}"
+        if computation.is_dummy
+        else weights_digest(computation.folder),
+        "weight version": weight_version,
         "rank": str(rank),
         "layout": repr(layout),
         "parts": repr([part.shape[2:] for slab in runner.pool.slabs for part in slab]),
@@ -351,10 +362,9 @@ def engine_facts(job: EngineJob, runner: ModelRunner, rank: int) -> dict[str, st
     }
 
 
-def _host_bytes(job: EngineJob, runner: ModelRunner) -> int:
-    tiers = job.config.options.tiers
-    if tiers.hicache_size:
-        return tiers.hicache_size * 10**9
+def _host_bytes(options: TierOptions, runner: ModelRunner) -> int:
+    if options.hicache_size:
+        return options.hicache_size * 10**9
     return int(
-        (2.0 if tiers.hicache_ratio is None else tiers.hicache_ratio) * runner.pool.num_bytes
+        (2.0 if options.hicache_ratio is None else options.hicache_ratio) * runner.pool.num_bytes
     )

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from setpoint.config.groups.server import api_keys
 from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
-from setpoint.core.handshake import key_for
 from setpoint.core.messages import Posted
 from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
 from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, RankSide
@@ -26,13 +24,29 @@ from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
-from setpoint.launch.child.agreement import facts_of
-from setpoint.launch.job import EngineJob, with_weights
+from setpoint.launch.child.computation import Computation
 
 logger = logging.getLogger(__name__)
 
 IRRELEVANT = ("whether steps are captured", "--ep-num-redundant-experts", "--nnodes")
 """Facts of an engine on which the bits of its cache do not depend."""
+
+
+@dataclass(slots=True, frozen=True)
+class HandoverSetup:
+    """How an engine takes part in handovers."""
+
+    role: str
+    """"prefill" or "decode"."""
+    host: str
+    """The address at which a prefill server listens, as its option gives it."""
+    bootstrap_port: int
+    server_key: bytes
+    """See ``EngineJob.handover_key``."""
+    shared_key: bytes | None
+    """What the transfers of a pair that has one API key are authenticated with."""
+    checksums: bool
+    dp_rank: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,17 +57,17 @@ class Sides:
     taker: RoomTaker | None = None
     tp_rank: int = 0
 
-    def renew(self, job: EngineJob) -> None:
+    def renew(self, computation: Computation) -> None:
         """Tell every new connection what the engine's keys and values depend on now; those that
         exist end."""
-        if self.giver is not None:
-            self.giver.renew(peer_identity(job, self.tp_rank))
-        if self.taker is not None:
-            self.taker.renew(peer_identity(job, self.tp_rank))
+        for side in (self.giver, self.taker):
+            if side is not None:
+                side.renew(peer_identity(computation, self.tp_rank))
 
 
 def open_sides(
-    job: EngineJob,
+    setup: HandoverSetup | None,
+    computation: Computation,
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Posted], None],
@@ -61,61 +75,59 @@ def open_sides(
 ) -> tuple[Sides, Giver | None, Taker | None]:
     """The sides of rank 0, and what the scheduler calls: it moves the shares of all ranks. post:
     puts a message in the loop's inbox, from any thread."""
-    role = job.config.options.disaggregation.role
-    if others is None or role == "null":
-        sides = sides_of(job, runner, post, at_end)
+    if setup is None:
+        return Sides(), None, None
+    if others is None:
+        sides = sides_of(setup, computation, runner, post, at_end)
         return sides, sides.giver, sides.taker
-    if role == "prefill":
+    if setup.role == "prefill":
         giver = RankedGiver(others, post)
-        sides = sides_of(job, runner, giver.note, at_end)
+        sides = sides_of(setup, computation, runner, giver.note, at_end)
         assert sides.giver is not None
         giver.lead(sides.giver)
         return sides, giver, None
     taker = RankedTaker(others, post)
-    sides = sides_of(job, runner, taker.note_own, at_end)
+    sides = sides_of(setup, computation, runner, taker.note_own, at_end)
     assert sides.taker is not None
     taker.lead(sides.taker)
     return sides, None, taker
 
 
 def sides_of(
-    job: EngineJob,
+    setup: HandoverSetup,
+    computation: Computation,
     runner: ModelRunner,
     post: Callable[[Any], object],
     at_end: ExitStack,
     tp_rank: int = 0,
 ) -> Sides:
     """The sides of one rank. post: takes what they have to say, in any thread."""
-    options = job.config.options
-    own, mode = options.disaggregation, options.disaggregation.role
-    if mode == "null":
-        return Sides()
-    store, identity = PoolStore(runner.pool), peer_identity(job, tp_rank)
-    mover = MoverThread()
+    identity, store = peer_identity(computation, tp_rank), PoolStore(runner.pool)
+    mover, host, shared = MoverThread(), setup.host, setup.shared_key
     at_end.callback(mover.stop)
-    checksums = own.disaggregation_enable_kv_checksum
-    api_key = next(iter(api_keys(options.server)), None)
-    shared = None if api_key is None else key_for("transfers", api_key)
-    if mode == "decode":
-        wants = Wants(store, identity, checksums)
+    if setup.role == "decode":
+        wants = Wants(store, identity, setup.checksums)
         taker = RoomTaker(
             mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
         )
         return Sides(taker=taker, tp_rank=tp_rank)
-    host = options.server.host
     listener = listening(host)
     at_end.callback(listener.close)
-    key = bytes.fromhex(job.handover_key)
-    terms = Terms(store, identity, shared or key, checksums)
+    terms = Terms(store, identity, shared or setup.server_key, setup.checksums)
     giver = RoomGiver(mover, listener, terms, post)
     number = listener.getsockname()[1]
     own_server = LOOPBACKS[0] if host in WILDCARDS else host
-    port, rank = own.disaggregation_bootstrap_port, job.rank or 0
 
     async def announce() -> None:
         try:
             await register(
-                own_server, port, key, rank=rank, tp_rank=tp_rank, address=host, number=number
+                own_server,
+                setup.bootstrap_port,
+                setup.server_key,
+                rank=setup.dp_rank,
+                tp_rank=tp_rank,
+                address=host,
+                number=number,
             )
         except HandoverError as error:
             logger.error("Decode servers cannot find this engine: %s.", error)
@@ -125,11 +137,10 @@ def sides_of(
     return Sides(giver=giver, tp_rank=tp_rank)
 
 
-def peer_identity(job: EngineJob, tp_rank: int = 0) -> Identity:
-    facts = {name: value for name, value in facts_of(job).items() if name not in IRRELEVANT}
-    options = job.config.options
-    if options.model.load_format == "dummy":
-        facts["--random-seed"] = str(job.config.random_seed)
+def peer_identity(computation: Computation, tp_rank: int = 0) -> Identity:
+    facts = {name: each for name, each in computation.facts().items() if name not in IRRELEVANT}
+    if computation.is_dummy:
+        facts["--random-seed"] = str(computation.engine.seed)
     facts["rank of the engine"] = str(tp_rank)
     return Identity({name: value[:4096] for name, value in facts.items()})
 
@@ -137,9 +148,9 @@ def peer_identity(job: EngineJob, tp_rank: int = 0) -> Identity:
 class RenewingOperator:
     """An operator that tells the other servers when the engine gets other weights."""
 
-    def __init__(self, operator: Operator, job: EngineJob, sides: Sides) -> None:
+    def __init__(self, operator: Operator, computation: Computation, sides: Sides) -> None:
         self._operator = operator
-        self._job = job
+        self._computation = computation
         self._sides = sides
 
     @property
@@ -150,8 +161,8 @@ class RenewingOperator:
         """Raises SetpointError."""
         path = self._operator.operate(call_id, operation)
         if isinstance(operation, LoadWeights):
-            self._job = with_weights(self._job, operation)
-            self._sides.renew(self._job)
+            self._computation = self._computation.with_weights(operation)
+            self._sides.renew(self._computation)
         return path
 
 
@@ -161,13 +172,15 @@ class LateSides:
 
     def __init__(
         self,
-        job: EngineJob,
+        setup: HandoverSetup,
+        computation: Computation,
         runner: ModelRunner,
         operator: Operator,
         at_end: ExitStack,
         tp_rank: int,
     ) -> None:
-        self._job, self._runner, self._operator = job, runner, operator
+        self._setup, self._computation = setup, computation
+        self._runner, self._operator = runner, operator
         self._at_end, self._tp_rank = at_end, tp_rank
         self._sides = Sides()
 
@@ -177,10 +190,12 @@ class LateSides:
     def operate(self, call_id: int, operation: Operation) -> str:
         path = self._operator.operate(call_id, operation)
         if isinstance(operation, LoadWeights):
-            self._job = with_weights(self._job, operation)
-            self._sides.renew(self._job)
+            self._computation = self._computation.with_weights(operation)
+            self._sides.renew(self._computation)
         return path
 
     def make(self, post: Callable[[Wanted | Given | Arrived], object]) -> RankSide:
-        self._sides = sides_of(self._job, self._runner, post, self._at_end, self._tp_rank)
+        self._sides = sides_of(
+            self._setup, self._computation, self._runner, post, self._at_end, self._tp_rank
+        )
         return RankSide(self._sides.giver, self._sides.taker)

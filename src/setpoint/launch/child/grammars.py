@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
+from setpoint.core.model import ModelSpec
 from setpoint.core.request import Request
 from setpoint.grammar.schema import USUAL, JsonSpacing
-from setpoint.launch.job import EngineJob
 
 
 class NoGrammars:
@@ -31,17 +31,23 @@ class NoGrammars:
         )
 
 
-def engine_grammars(job: EngineJob) -> GrammarFactory:
+def engine_grammars(
+    options: ExecutionOptions, spec: ModelSpec, tokenizer_folder: str | None
+) -> GrammarFactory:
     """The grammar factory of an engine."""
-    model, backend = job.config.options.model, job.config.options.execution.grammar_backend
-    if backend == "none" or model.is_embedding or job.tokenizer_folder is None:
+    if options.grammar_backend == "none" or tokenizer_folder is None:
         return NoGrammars()
+    spacing = JsonSpacing(
+        options.constrained_json_max_whitespace_cnt,
+        options.constrained_json_whitespace_pattern,
+        options.constrained_json_disable_any_whitespace,
+    )
     return grammar_factory(
-        backend,
-        job.tokenizer_folder,
-        _spacing(job.config.options.execution),
-        vocab_size=job.spec.vocab_size,
-        eos_token_ids=job.spec.eos_token_ids,
+        options.grammar_backend,
+        tokenizer_folder,
+        spacing,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
     )
 
 
@@ -66,11 +72,3 @@ def grammar_factory(
 
     vocabulary = Vocabulary(folder, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     return GuidanceFactory(vocabulary, spacing)
-
-
-def _spacing(options: ExecutionOptions) -> JsonSpacing:
-    return JsonSpacing(
-        options.constrained_json_max_whitespace_cnt,
-        options.constrained_json_whitespace_pattern,
-        options.constrained_json_disable_any_whitespace,
-    )

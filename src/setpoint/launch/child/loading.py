@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -12,39 +13,50 @@ from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.cachegroups import layout_summary
+from setpoint.core.control import EngineFacts
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
 from setpoint.core.records import Fallback, Observer
-from setpoint.engine.executor.build_runner import build_runner
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.tensor_parallel import OtherRanks
-from setpoint.engine.kernels.device import check_device, claims_later
+from setpoint.engine.kernels.device import accelerator_name, check_device, claims_later
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.parallel.split import cached_spec
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.launch.child.mapping import engine_config
 from setpoint.launch.decision_log import log_decisions
-from setpoint.launch.job import EngineJob
 from setpoint.observe.logline import FOR_FILES, FOR_TERMINALS, gib, ready_line
 from setpoint.planning.memory import MemoryPlan
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, frozen=True)
+class LoadedModel:
+    """A model with its pool."""
+
+    runner: ModelRunner
+    pool: PoolConfig
+    facts: EngineFacts
+    """What the engine says of itself when it is ready, with the phases of its start until now."""
+
+
 def load_engine(
-    job: EngineJob,
+    engine: EngineConfig,
+    config: ResolvedConfig,
     observer: Observer,
+    *,
+    memory_bytes: int | None,
+    is_standby: bool,
     others: OtherRanks | None = None,
     data: DataRanks | None = None,
-) -> tuple[ModelRunner, PoolConfig, int]:
-    """Load the weights, then size the pool from the memory that is left. The last result is the
-    number of bytes that are free afterwards. The observer gets a record of everything that runs
-    more slowly than it could. others, data: the ranks, and the engines, that load their parts
-    meanwhile."""
-    config, spec, memory_bytes, is_standby = job.config, job.spec, job.memory_bytes, job.is_standby
-    options, device = config.options, config.options.execution.device
+) -> LoadedModel:
+    """Load the weights, then size the pool from the memory that is left. The observer gets a record
+    of everything that runs more slowly than it could. memory_bytes, is_standby: see ``EngineJob``.
+    others, data: the ranks, and the engines, that load their parts meanwhile."""
+    spec, options, device = engine.spec, config.options, engine.device
     check_device(torch.device(device))
     before = device_bytes(device)
     if memory_bytes is not None and device == "cpu":
@@ -52,7 +64,7 @@ def load_engine(
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     group = ALONE if others is None else others.group
-    runner = build_runner(engine_config(config, spec, job.folder, job.weights_folder), group, data)
+    runner = build_runner(engine, group, data)
     loaded = runner.report
     weight_bytes, num_sharing = loaded.weight_bytes, 1
     if others is not None:
@@ -84,7 +96,34 @@ def load_engine(
     _log_limits(
         runner, config, pool_tokens=plan.pool_tokens, slots=pool.max_running_requests, left=left
     )
-    return runner, pool, left
+    return LoadedModel(runner, pool, _facts(runner, pool, left))
+
+
+def _facts(runner: ModelRunner, pool: PoolConfig, available_bytes: int) -> EngineFacts:
+    report = runner.report
+    return EngineFacts(
+        accelerator=accelerator_name(runner.device),
+        max_total_num_tokens=pool.max_total_num_tokens,
+        max_running_requests=pool.max_running_requests,
+        max_req_len=pool.max_req_len,
+        max_req_input_len=pool.max_req_input_len,
+        weight_bytes=report.weight_bytes,
+        kv_bytes=runner.pool.num_bytes,
+        available_bytes=available_bytes,
+        weights=report.weights,
+        model_impl=report.model_impl,
+        kernels=report.ops,
+        linear_layers=report.linear,
+        attention=report.attention,
+        kernel_level=report.level,
+        kernel_choices=report.choices,
+        kernels_emulated=report.emulated,
+        decisions=[asdict(decision) for decision in pool.decisions],
+        phases={
+            "load_weight": report.load_seconds,
+            "kv_cache_allocation": runner.allocate_seconds,
+        },
+    )
 
 
 def _log_limits(

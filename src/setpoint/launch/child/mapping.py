@@ -7,26 +7,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setpoint.config.groups.memory import eviction_parameters
+from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.handshake import key_for
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.launch.child.cache_tiers import TierSetup
+from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.disaggregation import HandoverSetup
+from setpoint.launch.job import EngineJob
+from setpoint.launch.settings import tier_config
 from setpoint.observe.work import WorkModel
 from setpoint.recording.writer import RecordingConfig
 from setpoint.scheduler.cache.manager import CacheConfig
 
 
-def cache_config(options: Options, pool: KVPool) -> CacheConfig:
+def cache_config(config: ResolvedConfig, pool: KVPool) -> CacheConfig:
+    options = config.options
     return CacheConfig(
         num_pages=pool.num_tokens // options.memory.page_size,
         page_size=options.memory.page_size,
         row=pool.layout.page_row,
         enabled=not options.memory.disable_radix_cache,
         eviction_policy=options.memory.radix_eviction_policy,
-        eviction_parameters=eviction_parameters(options.memory),
+        eviction_parameters=dict(config.eviction_parameters),
     )
 
 
@@ -53,6 +60,44 @@ def engine_config(
         ep_num_redundant_experts=options.experts.ep_num_redundant_experts,
         init_expert_location=options.experts.init_expert_location,
         moe_dense_tp_size=options.experts.moe_dense_tp_size,
+    )
+
+
+def computation_of(job: EngineJob) -> Computation:
+    return Computation(engine_config(job.config, job.spec, job.folder), job.config.options.parallel)
+
+
+def tier_setup(job: EngineJob) -> TierSetup | None:
+    """None: there are no cache tiers."""
+    options, storage = job.config.options, job.config.storage
+    config = tier_config(options, storage)
+    if config is None:
+        return None
+    return TierSetup(
+        options=options.tiers,
+        storage=storage,
+        order=job.storage,
+        env=job.config.env,
+        block=config.block,
+        weight_version=str(options.model.weight_version),
+    )
+
+
+def handover_setup(job: EngineJob) -> HandoverSetup | None:
+    """None: the engine computes whole requests."""
+    options = job.config.options
+    own = options.disaggregation
+    if own.role == "null":
+        return None
+    api_key = next(iter(api_keys(options.server)), None)
+    return HandoverSetup(
+        role=own.role,
+        host=options.server.host,
+        bootstrap_port=own.disaggregation_bootstrap_port,
+        server_key=bytes.fromhex(job.handover_key),
+        shared_key=None if api_key is None else key_for("transfers", api_key),
+        checksums=own.disaggregation_enable_kv_checksum,
+        dp_rank=job.rank or 0,
     )
 
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.config.nodes import meeting_place, ranks_of_nodes
-from setpoint.config.options import Options
 from setpoint.core.progress import report
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
@@ -25,9 +24,8 @@ from setpoint.engine.parallel.distributed_group import (
     nccl_processes,
 )
 from setpoint.engine.parallel.group import Group
-from setpoint.launch.child.agreement import facts_of
+from setpoint.launch.child.computation import Computation
 from setpoint.launch.child.rendezvous import Meeting, NotMet, join, own_host, peer
-from setpoint.launch.job import EngineJob
 from setpoint.launch.ranks import RankProcesses
 
 LOOPBACK = "127.0.0.1"
@@ -45,27 +43,27 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Store).decode
 
 
-def shares_memory(options: Options) -> bool:
+def shares_memory(computation: Computation) -> bool:
     """Whether the ranks exchange through shared memory."""
-    return options.parallel.nnodes == 1 and options.execution.device == "cpu"
+    return computation.parallel.nnodes == 1 and computation.engine.device == "cpu"
 
 
 def other_ranks(
-    job: EngineJob, ranks: RankProcesses | None, at_end: ExitStack
+    computation: Computation, ranks: RankProcesses | None, at_end: ExitStack
 ) -> OtherRanks | None:
     """Rank 0's side: the others, once all have joined; None if there are none. ranks: those on this
     node. Raises NotMet."""
-    options, parallel = job.config.options, job.config.options.parallel
+    parallel, device = computation.parallel, computation.engine.device
     if parallel.ranks_per_engine == 1:
         return None
     links = [] if ranks is None else ranks.links
-    if shares_memory(options):
+    if shares_memory(computation):
         assert ranks is not None
         group: Group = SharedMemoryGroup(ranks.memory, 0, parallel.tp_size)
         return OtherRanks(group, links, num_sharing=parallel.tp_size)
     host, meeting = LOOPBACK, None
     if parallel.nnodes > 1:
-        meeting = _meeting(job, parallel)
+        meeting = _meeting(computation)
         at_end.callback(meeting.close)
         report(f"waiting for {meeting.missing}")
         remote = meeting.wait(parallel.dist_timeout)
@@ -75,40 +73,41 @@ def other_ranks(
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_limit(parallel))
     for link in links:
         link.send_bytes(_encode(Store(store.port, host)))
-    group = _connect(options, store, 0, host)
-    on_cpu = options.execution.device == "cpu"
-    return OtherRanks(group, links, num_sharing=parallel.ranks_per_node if on_cpu else 1)
+    group = _connect(computation, store, 0, host)
+    num_sharing = parallel.ranks_per_node if device == "cpu" else 1
+    return OtherRanks(group, links, num_sharing=num_sharing)
 
 
-def _meeting(job: EngineJob, parallel: ParallelOptions) -> Meeting:
+def _meeting(computation: Computation) -> Meeting:
+    parallel = computation.parallel
     nodes = ranks_of_nodes(parallel.tp_size, parallel.nnodes)
     return Meeting(
         meeting_place(parallel),
         {rank: node for node, of_node in enumerate(nodes) if node for rank in of_node},
-        facts=facts_of(job),
-        seed=job.config.random_seed,
+        facts=computation.facts(),
+        seed=computation.engine.seed,
         secret=parallel.dist_secret,
     )
 
 
-def join_node_0(job: EngineJob, rank: int) -> tuple[Connection, int]:
+def join_node_0(computation: Computation, rank: int) -> tuple[Connection, int]:
     """The link of a rank on another node to rank 0, and the seed of the weights. Raises NotMet."""
-    parallel = job.config.options.parallel
+    parallel = computation.parallel
     return join(
         meeting_place(parallel),
         rank=rank,
         node=parallel.node_rank,
-        facts=facts_of(job),
+        facts=computation.facts(),
         secret=parallel.dist_secret,
         timeout_s=parallel.dist_timeout,
     )
 
 
-def own_group(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> Group:
+def own_group(computation: Computation, link: Connection, memory: mmap.mmap, rank: int) -> Group:
     """Another rank's side. link: to rank 0. memory: what the ranks of this node share. Raises
     NotMet."""
-    options, parallel = job.config.options, job.config.options.parallel
-    if shares_memory(options):
+    parallel = computation.parallel
+    if shares_memory(computation):
         return SharedMemoryGroup(memory, rank, parallel.tp_size)
     try:
         found = _decode(link.recv_bytes())
@@ -119,12 +118,12 @@ def own_group(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) ->
     store = _or_not_met(
         lambda: dist.TCPStore(host, found.port, is_master=False, timeout=_limit(parallel))
     )
-    return _connect(options, store, rank, own)
+    return _connect(computation, store, rank, own)
 
 
-def _connect(options: Options, store: dist.Store, rank: int, host: str) -> Group:
+def _connect(computation: Computation, store: dist.Store, rank: int, host: str) -> Group:
     """host: of this process, as the other ranks reach it."""
-    device, parallel = torch.device(options.execution.device), options.parallel
+    device, parallel = torch.device(computation.engine.device), computation.parallel
     size, timeout_s = parallel.tp_size, float(parallel.dist_timeout)
 
     def connect() -> dist.ProcessGroup:

@@ -16,26 +16,24 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from setpoint.core.errors import SetpointError
-from setpoint.core.weightfiles import Identities
-from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
 from setpoint.engine.parallel.group import Group, GroupLost
-from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.launch.child.binding import bound
-from setpoint.launch.child.cache_tiers import LateTiers, noted_weights
+from setpoint.launch.child.cache_tiers import LateTiers
+from setpoint.launch.child.computation import Computation
 from setpoint.launch.child.disaggregation import LateSides
 from setpoint.launch.child.engine_process import end_with_parent
 from setpoint.launch.child.loading import device_bytes, log_weights
 from setpoint.launch.child.low_priority import at_low_priority
-from setpoint.launch.child.mapping import engine_config
+from setpoint.launch.child.mapping import computation_of, handover_setup, tier_setup
 from setpoint.launch.child.rank_group import join_node_0, own_group
 from setpoint.launch.child.rendezvous import NotMet, watch
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.ranks import MEMORY_BYTES
-from setpoint.launch.settings import tier_config
 from setpoint.observe.logline import setup_logging
 
 STEP_S = 2.0
@@ -63,16 +61,16 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
     names = f" TP{rank}" if job.rank is None else f" DP{job.rank} TP{rank}"
     setup_logging(options.logs.log_level, rank=names, milliseconds=job.config.env.log_ms)
     job = bound(job, rank)
-    config = engine_config(job.config, job.spec, job.folder)
+    computation = computation_of(job)
     is_remote = options.parallel.node_rank > 0
     try:
         if is_remote:
-            link, seed = join_node_0(job, rank)
-            config = replace(config, seed=seed)
+            link, seed = join_node_0(computation, rank)
+            computation = replace(computation, engine=replace(computation.engine, seed=seed))
             watch(link, _end_late)
             logger.info("Rank %d has joined node 0 and waits for the other ranks.", rank)
-        group = own_group(job, link, memory, rank)
-        return _take_part(job, config, group, link)
+        group = own_group(computation, link, memory, rank)
+        return _take_part(job, computation, group, link)
     except NotMet as error:
         logger.error("%s", error)
     except GroupLost as error:
@@ -94,8 +92,9 @@ def _end_late(why: str) -> None:
     os._exit(1)
 
 
-def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connection) -> int:
-    available, files = device_bytes(config.device), noted_weights(job)
+def _take_part(job: EngineJob, computation: Computation, group: Group, link: Connection) -> int:
+    config, files = computation.engine, computation.noted_weights()
+    available = device_bytes(config.device)
     try:
         build = partial(build_runner, config, group)
         runner = at_low_priority(build) if job.is_standby else build()
@@ -114,30 +113,18 @@ def _take_part(job: EngineJob, config: EngineConfig, group: Group, link: Connect
     )
     gc.collect()
     gc.freeze()
-    with ExitStack() as at_end:
-        _follow(job, runner, link, operator, group.rank, at_end, files)
-    return 0
-
-
-def _follow(
-    job: EngineJob,
-    runner: ModelRunner,
-    link: Connection,
-    operator: EngineOperator,
-    rank: int,
-    at_end: ExitStack,
-    files: Identities,
-) -> None:
-    """``follow``, with whatever moves this rank's share of pages."""
     tiers = sides = None
-    if tier_config(job.config.options) is not None:
-        operator = tiers = LateTiers(job, runner, operator, rank, files)
-    if job.config.options.disaggregation.role != "null":
-        operator = sides = LateSides(job, runner, operator, at_end, rank)
-    follow(
-        runner,
-        link,
-        operator,
-        None if tiers is None else tiers.make,
-        None if sides is None else sides.make,
-    )
+    with ExitStack() as at_end:
+        if (tier := tier_setup(job)) is not None:
+            operator = tiers = LateTiers(tier, computation, runner, operator, group.rank, files)
+        if (side := handover_setup(job)) is not None:
+            operator = sides = LateSides(side, computation, runner, operator, at_end, group.rank)
+        # These two move this rank's share of pages.
+        follow(
+            runner,
+            link,
+            operator,
+            None if tiers is None else tiers.make,
+            None if sides is None else sides.make,
+        )
+    return 0

@@ -8,12 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.operations import LoadWeights, MemoryPart, Operation, RestoreMemory
+from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.launch.child import cache_tiers
-from setpoint.launch.child.cache_tiers import CacheTiers, noted_weights
-from setpoint.launch.child.recognition import Recognition, WatchedOperator, Work
+from setpoint.launch.child.cache_tiers import CacheTiers
+from setpoint.launch.child.computation import Computation
+from setpoint.tiers.identity import TierIdentity, TierOperator, Work
 from setpoint_testing.operators import ScriptedOperator
+from setpoint_testing.specs import tiny_spec
 from setpoint_testing.tiny_models import write_tiny_llama
 
 
@@ -24,18 +28,18 @@ class Served:
         self.names: list[bytes] = []
         self.waiting: list[Work] = []
         self.weights = b"first"
-        self.recognition = Recognition(self.names.append, lambda: self.weights, self.waiting.append)
+        self.identity = TierIdentity(self.names.append, lambda: self.weights, self.waiting.append)
 
 
 def test_a_digest_that_comes_late_is_not_used() -> None:
     served = Served()
-    served.recognition.begin()
-    served.recognition.forget()
+    served.identity.begin()
+    served.identity.forget()
     served.waiting.pop()()
     assert served.names[-1] == b""
-    served.recognition.begin()
+    served.identity.begin()
     served.weights = b"second"
-    served.recognition.begin()
+    served.identity.begin()
     for work in served.waiting[::-1]:
         work()
     assert served.names == [b"", b"", b"", b"", b"second"]
@@ -46,22 +50,19 @@ def test_weights_that_cannot_be_read_have_no_name() -> None:
         raise CheckpointError("they are gone")
 
     names: list[bytes] = []
-    Recognition(names.append, find, lambda work: work()).begin()
+    TierIdentity(names.append, find, lambda work: work()).begin()
     assert names == [b""]
 
 
 def tiers_of(folder: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> CacheTiers:
     """Tiers without a runner."""
-    options = SimpleNamespace(model=SimpleNamespace(load_format="auto"))
     tiers = object.__new__(CacheTiers)
-    tiers._job = SimpleNamespace(  # type: ignore[assignment]
-        folder=str(folder), config=SimpleNamespace(options=options)
-    )
+    tiers._computation = Computation(EngineConfig(str(folder), tiny_spec()), ParallelOptions())
+    tiers._setup = SimpleNamespace(weight_version="")  # type: ignore[assignment]
     tiers._runner, tiers._rank, tiers._is_mixed = None, 0, False  # type: ignore[assignment]
-    tiers._files = tiers._coming = noted_weights(tiers._job)
-    tiers.recognition = served.recognition
-    monkeypatch.setattr(cache_tiers, "with_weights", lambda job, operation: job)
-    monkeypatch.setattr(cache_tiers, "engine_facts", lambda job, runner, rank: {})
+    tiers._files = tiers._coming = tiers._computation.noted_weights()
+    tiers.identity = served.identity
+    monkeypatch.setattr(cache_tiers, "rank_facts", lambda *parts: {})
     return tiers
 
 
@@ -95,7 +96,7 @@ def test_the_engine_is_known_again_after_each_operation_that_leaves_whole_weight
         names_meanwhile.append(served.names[-1])
         return error
 
-    operator = WatchedOperator(ScriptedOperator(error_of), tiers)
+    operator = TierOperator(ScriptedOperator(error_of), tiers)
     with nullcontext() if error is None else pytest.raises(type(error)):
         operator.operate(1, LoadWeights(str(tmp_path), "auto", flush_cache=True))
     for work in served.waiting:
@@ -110,7 +111,7 @@ def test_weights_that_were_replaced_while_they_were_released_mix_with_nothing(
     """Red before: what the pool still had of the first weights was saved under the new name."""
     served = Served()
     tiers = tiers_of(write_tiny_llama(tmp_path), served, monkeypatch)
-    operator = WatchedOperator(ScriptedOperator(), tiers)
+    operator = TierOperator(ScriptedOperator(), tiers)
     operator.operate(1, RestoreMemory([MemoryPart.WEIGHTS]))
     assert served.waiting
     served.waiting.clear()

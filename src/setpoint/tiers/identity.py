@@ -36,7 +36,7 @@ def in_a_thread(work: Work) -> None:
     threading.Thread(target=work, name="cache-identity", daemon=True).start()
 
 
-class Recognition:
+class TierIdentity:
     """Finds the identity of an engine again whenever its weights have changed.
 
     Contract: an identity that was being found when ``forget`` was called is never served as.
@@ -79,10 +79,10 @@ class Recognition:
         self._start(find)
 
 
-class RecognizedTiers(Protocol):
+class IdentifiedTiers(Protocol):
     """What is told about the operations of its engine."""
 
-    recognition: Recognition
+    identity: TierIdentity
 
     def change_storage(self, operation: AttachStorage | DetachStorage | ClearStorage) -> None:
         """Raises RequestError if that is impossible now."""
@@ -94,11 +94,11 @@ class RecognizedTiers(Protocol):
         """They have changed; or, after an error, may have."""
 
 
-class WatchedOperator:
+class TierOperator:
     """An operator after whose work the tiers know the engine again. Implements
     ``core.operations.Operator``."""
 
-    def __init__(self, operator: Operator, tiers: RecognizedTiers) -> None:
+    def __init__(self, operator: Operator, tiers: IdentifiedTiers) -> None:
         self._operator, self._tiers = operator, tiers
 
     @property

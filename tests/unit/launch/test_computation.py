@@ -13,28 +13,31 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.core.identity import sources_digest, weights_sample
-from setpoint.launch.child.agreement import facts_of
+from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.mapping import computation_of
 from setpoint.launch.job import EngineJob
 from setpoint_testing.tiny_models import write_tiny_llama
 
 CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
 
 
-def job(folder: Path, hardware: Hardware = CPU, **options: object) -> EngineJob:
+def computation(folder: Path, hardware: Hardware = CPU, **options: object) -> Computation:
     spec = read_spec(folder)
     config = decide(Options.of(tp_size=2, **options), hardware, spec)
-    return EngineJob(config, spec, str(folder), None, None, None, False)
+    return computation_of(EngineJob(config, spec, str(folder), None, None, None, False))
 
 
-def differing(one: EngineJob, other: EngineJob) -> set[str]:
-    a, b = facts_of(one), facts_of(other)
+def differing(one: Computation, other: Computation) -> set[str]:
+    a, b = one.facts(), other.facts()
     return {name for name in {*a, *b} if a.get(name) != b.get(name)}
 
 
 def test_machines_may_differ(tmp_path: Path) -> None:
     one, other = (write_tiny_llama(tmp_path / name) for name in ("a", "b"))
     more = replace(CPU, num_cores=64)
-    assert not differing(job(one, random_seed=1), job(other, more, random_seed=2, node_rank=0))
+    assert not differing(
+        computation(one, random_seed=1), computation(other, more, random_seed=2, node_rank=0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,16 +52,16 @@ def test_machines_may_differ(tmp_path: Path) -> None:
 )
 def test_options_may_not(options: dict, names: set[str], tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path)
-    assert differing(job(folder), job(folder, **options)) == names
+    assert differing(computation(folder), computation(folder, **options)) == names
 
 
 def test_other_weights_and_other_models(tmp_path: Path) -> None:
     one = write_tiny_llama(tmp_path / "a")
     tuned = write_tiny_llama(tmp_path / "b", seed=1)
-    assert differing(job(one), job(tuned)) == {"the digest of the weights"}
+    assert differing(computation(one), computation(tuned)) == {"the digest of the weights"}
     wider = write_tiny_llama(tmp_path / "c", intermediate_size=96)
     assert {"the model's intermediate_size", "the model's config"} <= differing(
-        job(one), job(wider)
+        computation(one), computation(wider)
     )
 
 
