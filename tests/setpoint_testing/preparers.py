@@ -7,9 +7,9 @@ from collections.abc import Callable
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Prepared
 from setpoint.core.request import Ids, Request
+from setpoint.grammar.grammar_threads import behind, finish_of
 from setpoint.grammar.lookahead import Automaton, Lookahead
 from setpoint.grammar.paced import Matcher
-from setpoint.launch.child.grammar_threads import behind, finish_of
 
 
 class AnyToken:

@@ -54,6 +54,7 @@ def memory_model(
     chosen yet, in which case the expected choice is assumed.
     """
     options = config.options
+    blocks_kept = keeps_blocks(options)
     on_cpu = options.execution.device == "cpu"
     kernels = on_cpu and options.model.dtype in CPU_KERNEL_DTYPES
     if attention is None:
@@ -64,14 +65,14 @@ def memory_model(
         )
     return MemoryModel(
         spec=_share_of_memory(
-            _with_copies(model, options.experts.ep_num_redundant_experts),
+            model.with_expert_copies(options.experts.ep_num_redundant_experts),
             options.parallel,
             options.execution.device,
         ),
         device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
         quantization=options.model.quantization,
-        blocks_kept=keeps_blocks(options),
+        blocks_kept=blocks_kept,
         kv_element_bytes=config.kv_element_bytes,
         head_copied=(kernels or options.model.quantization == "w8a8_int8")
         and model.pooling is None,
@@ -89,48 +90,11 @@ def memory_model(
     )
 
 
-def _with_copies(spec: ModelSpec, redundant: int) -> ModelSpec:
-    """The model with the slots that hold copies of experts (--ep-num-redundant-experts)."""
-    if spec.mixture is None or not redundant:
-        return spec
-    number = spec.mixture.num_experts
-    each = spec.mixture.expert_parameters(spec.hidden_size) // number
-    return replace(
-        spec,
-        mixture=replace(spec.mixture, num_experts=number + redundant),
-        num_parameters=spec.num_parameters + len(spec.mixture.layers) * redundant * each,
-    )
-
-
-def _share_of_experts(spec: ModelSpec, size: int) -> ModelSpec:
-    """The model as one of the engines that compute the experts together sees it."""
-    mixture, blocks = spec.mixture, spec.blocks
-    assert mixture is not None, "check_its_model refuses it"
-    share = replace(mixture, size=-(-mixture.size // size))
-    less = len(mixture.layers) * (
-        mixture.expert_parameters(spec.hidden_size) - share.expert_parameters(spec.hidden_size)
-    )
-    left = 1 - less / spec.num_parameters
-    return replace(
-        spec,
-        mixture=share,
-        num_parameters=spec.num_parameters - less,
-        blocks=None
-        if blocks is None
-        else replace(
-            blocks,
-            num_parameters=int(blocks.num_parameters * left),
-            num_bytes=int(blocks.num_bytes * left),
-            held_bytes=int(blocks.held_bytes * left),
-        ),
-    )
-
-
 def _share_of_memory(spec: ModelSpec, parallel: ParallelOptions, device: str) -> ModelSpec:
     """The model as the memory of one node sees it or, on GPUs, that of one rank: with the largest
     part that one of them gets."""
     if parallel.enable_dp_attention:
-        return _share_of_experts(spec, parallel.dp_size)
+        return spec.share_of_experts(parallel.dp_size)
     memories = parallel.nnodes if device == "cpu" else parallel.tp_size
     if memories == 1:
         return spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from setpoint.core.quantised import QuantisedMatrix
@@ -316,6 +316,41 @@ class ModelSpec:
 
         ``core.cachegroups`` says how much of it a pool keeps."""
         return numbers_per_token(self.cache_parts) * self.num_layers * element_bytes
+
+    def with_expert_copies(self, redundant: int) -> ModelSpec:
+        """The model with further slots, which hold copies of experts."""
+        if self.mixture is None or not redundant:
+            return self
+        number = self.mixture.num_experts
+        each = self.mixture.expert_parameters(self.hidden_size) // number
+        return replace(
+            self,
+            mixture=replace(self.mixture, num_experts=number + redundant),
+            num_parameters=self.num_parameters + len(self.mixture.layers) * redundant * each,
+        )
+
+    def share_of_experts(self, size: int) -> ModelSpec:
+        """The model as one of so many engines sees it that compute the experts together."""
+        mixture, blocks = self.mixture, self.blocks
+        assert mixture is not None, "it has experts"
+        share = replace(mixture, size=-(-mixture.size // size))
+        less = len(mixture.layers) * (
+            mixture.expert_parameters(self.hidden_size) - share.expert_parameters(self.hidden_size)
+        )
+        left = 1 - less / self.num_parameters
+        return replace(
+            self,
+            mixture=share,
+            num_parameters=self.num_parameters - less,
+            blocks=None
+            if blocks is None
+            else replace(
+                blocks,
+                num_parameters=int(blocks.num_parameters * left),
+                num_bytes=int(blocks.num_bytes * left),
+                held_bytes=int(blocks.held_bytes * left),
+            ),
+        )
 
     @property
     def rank_counts(self) -> list[int]:

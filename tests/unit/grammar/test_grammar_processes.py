@@ -24,11 +24,11 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.grammar import processes
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.factory import CachingFactory
+from setpoint.grammar.grammar_threads import GrammarThreads
 from setpoint.grammar.lookahead import Lookahead
 from setpoint.grammar.patience import BURST_S, Patience
 from setpoint.grammar.processes import GrammarProcess, Nursery
 from setpoint.grammar.remote import RemoteAutomaton
-from setpoint.launch.child.grammar_threads import GrammarThreads
 from setpoint_testing.harness import Harness, Wire
 
 WORKER = (sys.executable, str(Path(__file__).parents[1] / "slow_grammar_worker.py"))

@@ -116,8 +116,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-
-def api_keys(options: ServerOptions) -> tuple[str, ...]:
-    """The keys of clients. If it is empty, everybody is served."""
-    first = () if options.api_key is None else (options.api_key,)
-    return (*first, *options.extra_api_keys)
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys of clients. If it is empty, everybody is served."""
+        first = () if self.api_key is None else (self.api_key,)
+        return (*first, *self.extra_api_keys)

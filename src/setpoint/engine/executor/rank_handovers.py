@@ -50,9 +50,9 @@ class RankedGiver:
         self._open: dict[int, _Heard] = {}
 
     def lead(self, own: Giver) -> None:
-        """Use this giver for rank 0's own share. It must post to ``note``."""
+        """Use this giver for rank 0's own share. It must post to ``note_own``."""
         self._own = own
-        self._others.listen(GiverNews, lambda news: self.note(news.message))
+        self._others.listen(GiverNews, lambda news: self.note_own(news.message))
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
         with self._lock:
@@ -69,7 +69,7 @@ class RankedGiver:
         self._others.send(WithdrawRoom(seq_id, reason))
         self._own.withdraw(seq_id, reason)
 
-    def note(self, message: Wanted | Given) -> None:
+    def note_own(self, message: Wanted | Given) -> None:
         """Take what one rank's giver has said, in any thread."""
         with self._lock:
             heard, size = self._open[message.seq_id], self._others.group.size

@@ -95,13 +95,10 @@ class CacheTiers:
         self._rows: PageRows | None = None
         self._rows_of: object = None
         self.backend = setup.options.hicache_storage_backend
-        tiers = []
+        host_bytes = _host_bytes(setup.options, runner.pool.num_bytes)
+        tiers = self._storage_at_start(setup.order)
         if computation.engine.device != "cpu":
-            tiers.append(Tier(HOST, MemoryStore(_host_bytes(setup.options, runner))))
-        if setup.order is not None:
-            tiers += self._ordered_storage(setup.order)
-        elif self.backend is not None:
-            tiers.append(self._first_storage(self.backend))
+            tiers.insert(0, Tier(HOST, MemoryStore(host_bytes)))
         self.mover = StoreMover(
             tiers,
             self._present_rows,
@@ -122,22 +119,22 @@ class CacheTiers:
     def storage(self) -> Tier | None:
         return next((tier for tier in self.mover.tiers if tier.name == STORAGE), None)
 
-    def _first_storage(self, backend: str) -> Tier:
-        """The storage that was asked for at the start. Raises ConfigError if it cannot be used."""
-        try:
-            return self.open_storage(backend, self._setup.storage)
-        except StoreError as error:
-            raise ConfigError(f"--hicache-storage-backend {backend}: {error}") from None
-
-    def _ordered_storage(self, order: StorageOrder) -> list[Tier]:
-        """The storage that operators have attached before this engine was started, or none;
-        switched off if it cannot be used, because the engine can do without."""
+    def _storage_at_start(self, order: StorageOrder | None) -> list[Tier]:
+        """The storage of the options, or the one that operators have attached before this engine
+        was started, or none. Raises ConfigError if that of the options cannot be used. One of the
+        operators is then switched off, because the engine can do without."""
         if isinstance(order, DetachStorage):
             return []
-        self.backend = order.backend
+        if order is not None:
+            self.backend = order.backend
+        if self.backend is None:
+            return []
         try:
-            return [self.open_storage(order.backend, self._asked_for(order))]
+            config = self._setup.storage if order is None else self._asked_for(order)
+            return [self.open_storage(self.backend, config)]
         except (ConfigError, StoreError) as error:
+            if order is None:
+                raise ConfigError(f"--hicache-storage-backend {self.backend}: {error}") from None
             logger.error("The storage %s cannot be attached again: %s", order.backend, error)
             tier = Tier(STORAGE, MemoryStore(0))
             tier.switch_off(str(error))
@@ -296,12 +293,12 @@ def open_tiers(
     Raises ConfigError."""
     if setup is None:
         return None
-    if others is None:
-        return CacheTiers(setup, computation, runner, 0, post, files)
-    ranks = RankedMover(others, post)
-    tiers = CacheTiers(setup, computation, runner, 0, ranks.post_own, files)
-    ranks.lead(tiers.mover)
-    tiers.movers = ranks
+    ranks = None if others is None else RankedMover(others, post)
+    post_own = post if ranks is None else ranks.post_own
+    tiers = CacheTiers(setup, computation, runner, 0, post_own, files)
+    if ranks is not None:
+        ranks.lead(tiers.mover)
+        tiers.movers = ranks
     return tiers
 
 
@@ -362,9 +359,7 @@ def rank_facts(
     }
 
 
-def _host_bytes(options: TierOptions, runner: ModelRunner) -> int:
+def _host_bytes(options: TierOptions, pool_bytes: int) -> int:
     if options.hicache_size:
         return options.hicache_size * 10**9
-    return int(
-        (2.0 if options.hicache_ratio is None else options.hicache_ratio) * runner.pool.num_bytes
-    )
+    return int((2.0 if options.hicache_ratio is None else options.hicache_ratio) * pool_bytes)

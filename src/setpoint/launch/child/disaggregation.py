@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
+from setpoint.core.handshake import key_for
 from setpoint.core.messages import Posted
-from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Operator
+from setpoint.core.operations import LoadWeights, Operation, Operator
 from setpoint.engine.executor.rank_handovers import RankedGiver, RankedTaker, RankSide
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -43,54 +44,70 @@ class HandoverSetup:
     bootstrap_port: int
     server_key: bytes
     """See ``EngineJob.handover_key``."""
-    shared_key: bytes | None
-    """What the transfers of a pair that has one API key are authenticated with."""
+    api_key: str | None
+    """The key of both servers, if they have one: transfers are authenticated with it."""
     checksums: bool
     dp_rank: int
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Sides:
-    """The side of handovers that a rank of an engine is on, if it is on one."""
+    """The side of handovers that a rank of an engine is on."""
 
+    computation: Computation
+    tp_rank: int
     giver: RoomGiver | None = None
     taker: RoomTaker | None = None
-    tp_rank: int = 0
 
-    def renew(self, computation: Computation) -> None:
+    def renew(self, operation: LoadWeights) -> None:
         """Tell every new connection what the engine's keys and values depend on now; those that
         exist end."""
+        self.computation = self.computation.with_weights(operation)
         for side in (self.giver, self.taker):
             if side is not None:
-                side.renew(peer_identity(computation, self.tp_rank))
+                side.renew(peer_identity(self.computation, self.tp_rank))
 
 
-def open_sides(
+@dataclass(slots=True, frozen=True)
+class Handovers:
+    """What the scheduler of an engine calls: it moves the shares of all ranks."""
+
+    sides: Sides | None = None
+    """Those of rank 0."""
+    giver: Giver | None = None
+    taker: Taker | None = None
+
+
+def open_handovers(
     setup: HandoverSetup | None,
     computation: Computation,
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Posted], None],
     at_end: ExitStack,
-) -> tuple[Sides, Giver | None, Taker | None]:
-    """The sides of rank 0, and what the scheduler calls: it moves the shares of all ranks. post:
-    puts a message in the loop's inbox, from any thread."""
+) -> Handovers:
+    """post: puts a message in the loop's inbox, from any thread."""
     if setup is None:
-        return Sides(), None, None
+        return Handovers()
+    ranked = ranks_of(setup.role, others, post)
+    note = post if ranked is None else ranked.note_own
+    sides = sides_of(setup, computation, runner, note, at_end)
+    if isinstance(ranked, RankedGiver) and sides.giver is not None:
+        ranked.lead(sides.giver)
+        return Handovers(sides, giver=ranked)
+    if isinstance(ranked, RankedTaker) and sides.taker is not None:
+        ranked.lead(sides.taker)
+        return Handovers(sides, taker=ranked)
+    return Handovers(sides, sides.giver, sides.taker)
+
+
+def ranks_of(
+    role: str, others: OtherRanks | None, post: Callable[[Posted], None]
+) -> RankedGiver | RankedTaker | None:
+    """What has all ranks hand over their shares; None if there is only one."""
     if others is None:
-        sides = sides_of(setup, computation, runner, post, at_end)
-        return sides, sides.giver, sides.taker
-    if setup.role == "prefill":
-        giver = RankedGiver(others, post)
-        sides = sides_of(setup, computation, runner, giver.note, at_end)
-        assert sides.giver is not None
-        giver.lead(sides.giver)
-        return sides, giver, None
-    taker = RankedTaker(others, post)
-    sides = sides_of(setup, computation, runner, taker.note_own, at_end)
-    assert sides.taker is not None
-    taker.lead(sides.taker)
-    return sides, None, taker
+        return None
+    return RankedGiver(others, post) if role == "prefill" else RankedTaker(others, post)
 
 
 def sides_of(
@@ -101,16 +118,17 @@ def sides_of(
     at_end: ExitStack,
     tp_rank: int = 0,
 ) -> Sides:
-    """The sides of one rank. post: takes what they have to say, in any thread."""
+    """The side of one rank. post: takes what it has to say, in any thread."""
     identity, store = peer_identity(computation, tp_rank), PoolStore(runner.pool)
-    mover, host, shared = MoverThread(), setup.host, setup.shared_key
+    shared = None if setup.api_key is None else key_for("transfers", setup.api_key)
+    mover, host = MoverThread(), setup.host
     at_end.callback(mover.stop)
     if setup.role == "decode":
         wants = Wants(store, identity, setup.checksums)
         taker = RoomTaker(
             mover, wants, post, key_of if shared is None else lambda *_: shared, tp_rank=tp_rank
         )
-        return Sides(taker=taker, tp_rank=tp_rank)
+        return Sides(computation, tp_rank, taker=taker)
     listener = listening(host)
     at_end.callback(listener.close)
     terms = Terms(store, identity, shared or setup.server_key, setup.checksums)
@@ -134,7 +152,7 @@ def sides_of(
 
     mover.call(lambda: mover.spawn(announce()))
     logger.info("Decode servers fetch keys and values at port %d of %s.", number, host)
-    return Sides(giver=giver, tp_rank=tp_rank)
+    return Sides(computation, tp_rank, giver=giver)
 
 
 def peer_identity(computation: Computation, tp_rank: int = 0) -> Identity:
@@ -143,27 +161,6 @@ def peer_identity(computation: Computation, tp_rank: int = 0) -> Identity:
         facts["--random-seed"] = str(computation.engine.seed)
     facts["rank of the engine"] = str(tp_rank)
     return Identity({name: value[:4096] for name, value in facts.items()})
-
-
-class RenewingOperator:
-    """An operator that tells the other servers when the engine gets other weights."""
-
-    def __init__(self, operator: Operator, computation: Computation, sides: Sides) -> None:
-        self._operator = operator
-        self._computation = computation
-        self._sides = sides
-
-    @property
-    def released(self) -> frozenset[MemoryPart]:
-        return self._operator.released
-
-    def operate(self, call_id: int, operation: Operation) -> str:
-        """Raises SetpointError."""
-        path = self._operator.operate(call_id, operation)
-        if isinstance(operation, LoadWeights):
-            self._computation = self._computation.with_weights(operation)
-            self._sides.renew(self._computation)
-        return path
 
 
 class LateSides:
@@ -182,7 +179,7 @@ class LateSides:
         self._setup, self._computation = setup, computation
         self._runner, self._operator = runner, operator
         self._at_end, self._tp_rank = at_end, tp_rank
-        self._sides = Sides()
+        self._sides: Sides | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._operator, name)  # what only an EngineOperator can do
@@ -190,12 +187,14 @@ class LateSides:
     def operate(self, call_id: int, operation: Operation) -> str:
         path = self._operator.operate(call_id, operation)
         if isinstance(operation, LoadWeights):
-            self._computation = self._computation.with_weights(operation)
-            self._sides.renew(self._computation)
+            if self._sides is None:
+                self._computation = self._computation.with_weights(operation)
+            else:
+                self._sides.renew(operation)
         return path
 
     def make(self, post: Callable[[Wanted | Given | Arrived], object]) -> RankSide:
-        self._sides = sides_of(
+        self._sides = sides = sides_of(
             self._setup, self._computation, self._runner, post, self._at_end, self._tp_rank
         )
-        return RankSide(self._sides.giver, self._sides.taker)
+        return RankSide(sides.giver, sides.taker)

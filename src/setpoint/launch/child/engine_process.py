@@ -24,12 +24,10 @@ import msgspec
 import psutil
 
 from setpoint.config.groups.experts import ExpertOptions
-from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
 from setpoint.core.errors import CheckpointError, ConfigError, SetpointError
 from setpoint.core.executor import Clock
-from setpoint.core.grammar import GrammarFactory
-from setpoint.core.messages import Failed, Ready, Starting
+from setpoint.core.messages import Failed, Prepared, Ready, Starting
 from setpoint.core.operations import Operator
 from setpoint.core.progress import report, reported_to
 from setpoint.core.records import Observer
@@ -46,12 +44,14 @@ from setpoint.engine.executor.tensor_parallel import (
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import GroupLost
 from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.grammar.grammar_threads import GrammarThreads
+from setpoint.handover.renewing_operator import RenewingOperator
 from setpoint.ipc.sockets import EngineSocket
 from setpoint.launch.child.binding import bound
 from setpoint.launch.child.cache_tiers import open_tiers
-from setpoint.launch.child.disaggregation import RenewingOperator, open_sides
+from setpoint.launch.child.disaggregation import open_handovers
 from setpoint.launch.child.engine_report import EngineReporter
-from setpoint.launch.child.grammar_threads import GrammarThreads
 from setpoint.launch.child.grammars import engine_grammars
 from setpoint.launch.child.loading import LoadedModel, device_bytes, load_engine
 from setpoint.launch.child.low_priority import at_low_priority
@@ -63,11 +63,11 @@ from setpoint.launch.child.mapping import (
     tier_setup,
     work_model,
 )
-from setpoint.launch.child.rank_group import other_ranks
+from setpoint.launch.child.rank_group import peers_of
 from setpoint.launch.deadline import RANK_LOST, leave
 from setpoint.launch.heartbeat import Heartbeat, write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
-from setpoint.launch.lockstep_memory import bell_of, mapped, ring
+from setpoint.launch.lockstep_memory import bell_of
 from setpoint.launch.ranks import RankProcesses
 from setpoint.launch.settings import live_settings, scheduler_config
 from setpoint.observe.logline import setup_logging
@@ -122,6 +122,7 @@ def run(
     it shares with the engines that compute in step with it (``lockstep_memory``). A start that
     fails sends the parent a Failed message first."""
     faulthandler.enable()  # native code that crashes: the log has the stack of every thread
+    write_stacks_when_asked()
     own = job.rank or 0
     name = f" TP{own if inherited else 0}"
     name = name if job.rank is None else f" DP{own}{name}"
@@ -135,10 +136,9 @@ def run(
             at_end.callback(ranks.end)
         job = bound(job, 0)
         try:
-            data = _data_ranks(job.config, own, inherited) if inherited else None
             try:
                 with reported_to(lambda doing: socket.send(Starting(doing))):
-                    loop = _build(job, socket, at_end, ranks, data)
+                    loop, data = _build(job, socket, at_end, ranks, inherited)
             except SetpointError as error:
                 socket.send(Failed(str(error), isinstance(error, CheckpointError | ConfigError)))
                 return 1
@@ -152,50 +152,44 @@ def run(
     return 0
 
 
-def _data_ranks(
-    config: ResolvedConfig, rank: int, inherited: Sequence[int]
-) -> SharedMemoryDataRanks:
-    size = config.options.parallel.dp_size
-    return SharedMemoryDataRanks(mapped(inherited), rank, size, partial(ring, inherited, rank))
-
-
 def _build(
     job: EngineJob,
     socket: EngineSocket,
     at_end: ExitStack,
     ranks: RankProcesses | None,
-    data: SharedMemoryDataRanks | None,
-) -> Loop:
-    """The engine of a job, from its options to its loop. Each part gets what it needs of the job
-    and looks nothing up again."""
+    inherited: Sequence[int],
+) -> tuple[Loop, SharedMemoryDataRanks | None]:
+    """The engine of a job, from its options to its loop, and the engines that compute in step with
+    it. Each part gets what it needs of the job and looks nothing up again."""
     waited_s, clock = time.perf_counter() - IMPORTED_AT, WallClock()
     options = job.config.options
     computation = computation_of(job)
-    handover, tier = handover_setup(job), tier_setup(job)
+    tier, handover = tier_setup(job), handover_setup(job)
     readers = _readers(job, clock)
-    grammars = _grammars(job)
-    others = other_ranks(computation, ranks, at_end)
+    preparer = _preparer(job, socket.post)
+    peers = peers_of(computation, ranks, inherited, job.rank or 0, at_end)
+    others, data = peers.others, peers.data
     files = computation.noted_weights()
     loaded = _load(job, computation.engine, readers, others, data)
     runner = loaded.runner
     planning = _planning(job, loaded, readers, clock, at_end)
-    sides, giver, taker = open_sides(handover, computation, runner, others, socket.post, at_end)
+    handovers = open_handovers(handover, computation, runner, others, socket.post, at_end)
     tiers = open_tiers(tier, computation, runner, others, socket.post, files)
     scheduler = Scheduler(
         planning.rules,
         planning.settings,
         planning.cache,
         observer=planning.observer,
-        preparer=None if options.model.is_embedding else GrammarThreads(grammars, socket.post),
-        giver=giver,
-        taker=taker,
+        preparer=preparer,
+        giver=handovers.giver,
+        taker=handovers.taker,
         mover=None if tiers is None else tiers.movers,
     )
-    write_stacks_when_asked()
     beat = Heartbeat(socket, lambda: scheduler.state.stands_still)
-    executor = InprocExecutor(runner) if others is None else TensorParallelExecutor(runner, others)
-    operator: Operator = _operator(computation.engine, options.experts, executor, beat, others)
-    operator = operator if tiers is None else TierOperator(operator, tiers)
+    executor, own = _executor(computation.engine, options.experts, runner, beat, others)
+    operator: Operator = own if tiers is None else TierOperator(own, tiers)
+    if handovers.sides is not None:
+        operator = RenewingOperator(operator, handovers.sides.renew)
     counts_experts = data is None or not job.rank
     reporter = EngineReporter(
         readers, executor, scheduler, tiers, planning.recording, counts_experts
@@ -207,7 +201,7 @@ def _build(
         depth=job.config.overlap_depth,
         clock=clock,
         observer=planning.observer,
-        operator=RenewingOperator(operator, computation, sides),
+        operator=operator,
         heartbeat=beat,
         accompany=runner.accompany,
         report=reporter.report,
@@ -215,8 +209,9 @@ def _build(
         cpu_clock=time.thread_time if options.execution.device == "cpu" else None,
     )
     _say_ready(loaded.facts, socket, data, waited_s=waited_s)
-    once_idle(lambda: scheduler.state.is_idle, grammars.prepare)
-    return loop
+    if preparer is not None:
+        once_idle(lambda: scheduler.state.is_idle, preparer.prepare)
+    return loop, data
 
 
 def _readers(job: EngineJob, clock: WallClock) -> EngineReaders:
@@ -232,11 +227,13 @@ def _readers(job: EngineJob, clock: WallClock) -> EngineReaders:
     )
 
 
-def _grammars(job: EngineJob) -> GrammarFactory:
+def _preparer(job: EngineJob, post: Callable[[Prepared], None]) -> GrammarThreads | None:
     """What makes grammars; a model that embeds needs none."""
     options = job.config.options
-    folder = None if options.model.is_embedding else job.tokenizer_folder
-    return engine_grammars(options.execution, job.spec, folder)
+    if options.model.is_embedding:
+        return None
+    factory = engine_grammars(options.execution, job.spec, job.tokenizer_folder)
+    return GrammarThreads(factory, post)
 
 
 def _load(
@@ -278,50 +275,53 @@ def _planning(
     rules = scheduler_config(config, loaded.pool, job.spec)
     settings = live_settings(config, loaded.pool)
     pages = cache_config(config, loaded.runner.pool)
+    wanted, recording = recording_config(options), None
+    if wanted is not None:
+        recording = start_recording(
+            wanted,
+            device=options.execution.device,
+            when_used=job.is_standby,
+            scheduler=rules,
+            settings=settings,
+            cache=pages,
+            clock=clock,
+        )
+        at_end.callback(recording.close)
     cache = pages.empty_cache()
     if job.tells_prefixes:
         cache.listen(CacheNews())
     if config.events is not None:
         cache.listen(BlockNews(pages.page_size))
-    if (wanted := recording_config(options)) is None:
-        return Planning(rules, settings, cache, readers, None)
-    recording = start_recording(
-        wanted,
-        device=options.execution.device,
-        when_used=job.is_standby,
-        scheduler=rules,
-        settings=settings,
-        cache=pages,
-        clock=clock,
-    )
-    at_end.callback(recording.close)
-    return Planning(rules, settings, cache, Tee(readers, recording), recording)
+    observer = readers if recording is None else Tee(readers, recording)
+    return Planning(rules, settings, cache, observer, recording)
 
 
-def _operator(
+def _executor(
     config: EngineConfig,
     experts: ExpertOptions,
-    executor: InprocExecutor,
+    runner: ModelRunner,
     beat: Callable[[], None],
     others: OtherRanks | None,
-) -> EngineOperator:
-    """What carries out operations, and balances experts if that is asked for."""
+) -> tuple[InprocExecutor, EngineOperator]:
+    """What runs steps, and what carries out operations and, if that is asked for, balances
+    experts."""
+    executor = InprocExecutor(runner) if others is None else TensorParallelExecutor(runner, others)
     make = EngineOperator if others is None else partial(TensorParallelOperator, others=others)
     operator = make(
-        executor.runner,
+        runner,
         executor.profiler,
         config,
-        available_bytes=lambda: device_bytes(config.device),
+        available_bytes=partial(device_bytes, config.device),
         heartbeat=beat,
     )
     if experts.enable_eplb:
         executor.balancer = ExpertBalancer(
-            executor.runner,
+            runner,
             operator.place_experts,
             every=experts.eplb_rebalance_num_iterations,
             at_most=experts.eplb_min_rebalancing_utilization_threshold,
         )
-    return operator
+    return executor, operator
 
 
 def _say_ready(

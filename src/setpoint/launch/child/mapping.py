@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.core.handshake import key_for
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner.kv_pool import KVPool
@@ -89,13 +87,12 @@ def handover_setup(job: EngineJob) -> HandoverSetup | None:
     own = options.disaggregation
     if own.role == "null":
         return None
-    api_key = next(iter(api_keys(options.server)), None)
     return HandoverSetup(
         role=own.role,
         host=options.server.host,
         bootstrap_port=own.disaggregation_bootstrap_port,
         server_key=bytes.fromhex(job.handover_key),
-        shared_key=None if api_key is None else key_for("transfers", api_key),
+        api_key=next(iter(options.server.api_keys), None),
         checksums=own.disaggregation_enable_kv_checksum,
         dp_rank=job.rank or 0,
     )

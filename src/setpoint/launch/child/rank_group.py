@@ -4,9 +4,11 @@ else through torch.distributed, with node 0's store as the place where they find
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -24,8 +26,10 @@ from setpoint.engine.parallel.distributed_group import (
     nccl_processes,
 )
 from setpoint.engine.parallel.group import Group
+from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
 from setpoint.launch.child.computation import Computation
 from setpoint.launch.child.rendezvous import Meeting, NotMet, join, own_host, peer
+from setpoint.launch.lockstep_memory import mapped, ring
 from setpoint.launch.ranks import RankProcesses
 
 LOOPBACK = "127.0.0.1"
@@ -48,19 +52,48 @@ def shares_memory(computation: Computation) -> bool:
     return computation.parallel.nnodes == 1 and computation.engine.device == "cpu"
 
 
+@dataclass(slots=True, frozen=True)
+class Peers:
+    """The processes with which rank 0 of an engine computes."""
+
+    others: OtherRanks | None
+    """The other ranks of its model; None if there are none."""
+    data: SharedMemoryDataRanks | None
+    """The engines that compute in step with it; None if there are none."""
+
+
+def peers_of(
+    computation: Computation,
+    ranks: RankProcesses | None,
+    inherited: Sequence[int],
+    rank: int,
+    at_end: ExitStack,
+) -> Peers:
+    """Rank 0's side, once all have joined. ranks: those on this node. inherited: see
+    ``lockstep_memory``. rank: the engine's among these. Raises NotMet."""
+    others = other_ranks(computation, ranks, at_end)
+    if not inherited:
+        return Peers(others, None)
+    size, wake = computation.parallel.dp_size, partial(ring, inherited, rank)
+    return Peers(others, SharedMemoryDataRanks(mapped(inherited), rank, size, wake))
+
+
 def other_ranks(
     computation: Computation, ranks: RankProcesses | None, at_end: ExitStack
 ) -> OtherRanks | None:
-    """Rank 0's side: the others, once all have joined; None if there are none. ranks: those on this
-    node. Raises NotMet."""
-    parallel, device = computation.parallel, computation.engine.device
+    parallel = computation.parallel
     if parallel.ranks_per_engine == 1:
         return None
-    links = [] if ranks is None else ranks.links
-    if shares_memory(computation):
-        assert ranks is not None
-        group: Group = SharedMemoryGroup(ranks.memory, 0, parallel.tp_size)
-        return OtherRanks(group, links, num_sharing=parallel.tp_size)
+    if not shares_memory(computation):
+        return _connected(computation, [] if ranks is None else ranks.links, at_end)
+    assert ranks is not None
+    group = SharedMemoryGroup(ranks.memory, 0, parallel.tp_size)
+    return OtherRanks(group, ranks.links, num_sharing=parallel.tp_size)
+
+
+def _connected(computation: Computation, links: list[Connection], at_end: ExitStack) -> OtherRanks:
+    """The ranks that exchange through torch.distributed. links: to those on this node."""
+    parallel, device = computation.parallel, computation.engine.device
     host, meeting = LOOPBACK, None
     if parallel.nnodes > 1:
         meeting = _meeting(computation)
@@ -79,12 +112,13 @@ def other_ranks(
 
 
 def _meeting(computation: Computation) -> Meeting:
-    parallel = computation.parallel
+    parallel, facts = computation.parallel, computation.facts()
     nodes = ranks_of_nodes(parallel.tp_size, parallel.nnodes)
+    place = meeting_place(parallel)
     return Meeting(
-        meeting_place(parallel),
+        place,
         {rank: node for node, of_node in enumerate(nodes) if node for rank in of_node},
-        facts=computation.facts(),
+        facts=facts,
         seed=computation.engine.seed,
         secret=parallel.dist_secret,
     )

@@ -39,17 +39,9 @@ class Opener:
 
     def open(self, backend: str, config: StorageConfig) -> Storage:
         """Raises StoreError if the storage cannot be used."""
-        match backend:
-            case "file":
-                return self._files(config)
-            case "dynamic":
-                return self._remote(_own_client(config))
-            case "obstore":
-                return self._remote(ObjectClient(config.url or "", config.options))
-            case _:
-                return self._remote(ValkeyClient(config.url or "", config.ttl_seconds))
-
-    def _remote(self, client: Client) -> Storage:
+        if backend == "file":
+            return self._files(config)
+        client = _client(backend, config)
         return Storage(RemoteStore(client, self.owner), client.place)
 
     def _files(self, config: StorageConfig) -> Storage:
@@ -67,6 +59,16 @@ class Opener:
         )
         folder = Path(config.path or self.env.hicache_folder)
         return Storage(FileStore(folder, self.owner, limits), str(folder))
+
+
+def _client(backend: str, config: StorageConfig) -> Client:
+    match backend:
+        case "dynamic":
+            return _own_client(config)
+        case "obstore":
+            return ObjectClient(config.url or "", config.options)
+        case _:
+            return ValkeyClient(config.url or "", config.ttl_seconds)
 
 
 def _own_client(config: StorageConfig) -> Client:

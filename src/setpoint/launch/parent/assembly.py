@@ -11,7 +11,6 @@ from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.events import publisher_config, publisher_info
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
-from setpoint.config.groups.server import api_keys
 from setpoint.config.groups.traces import otlp_url
 from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
@@ -89,7 +88,7 @@ def _config(served: Served, facts: EngineFacts, startup_s: float) -> FrontendCon
         pool_tokens=facts.max_total_num_tokens,
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
-        api_keys=api_keys(options.server),
+        api_keys=options.server.api_keys,
         hidden_size=spec.hidden_size if options.answers.enable_return_hidden_states else None,
         admin_api_key=options.server.admin_api_key,
         follows_bootstrap_room=options.parallel.follows_bootstrap_room,
@@ -144,7 +143,7 @@ def _pairing(options: Options) -> PrefillServers | None:
         return None
     from setpoint.handover.prefill_servers import PrefillServers
 
-    return PrefillServers(urls, api_key=next(iter(api_keys(options.server)), None))
+    return PrefillServers(urls, api_key=next(iter(options.server.api_keys), None))
 
 
 def _announced(options: Options) -> KnownServers | None:

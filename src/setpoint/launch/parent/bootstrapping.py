@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from setpoint.config.groups.server import api_keys
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
@@ -58,7 +57,7 @@ def bootstrapping(served: Served, sock: socket.socket | None) -> Iterator[None]:
         kv_cache_dtype=options.model.kv_cache_dtype,
     )
     key = bytes.fromhex(served.handover_key)
-    api_key = next(iter(api_keys(options.server)), None)
+    api_key = next(iter(options.server.api_keys), None)
     port = sock.getsockname()[1]
     with (
         answering(BootstrapServer(facts, key, api_key=api_key), sock),

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
-from setpoint.config.groups.server import api_keys
 from setpoint.config.hardware import is_in_memory
 from setpoint.config.options import Options
 from setpoint.config.several import each_model
@@ -362,7 +361,7 @@ def _invitation(url: str, options: Options, model: str = "") -> str:
         return address_only(url, NOT_FOR_CLIENTS[pairs.disaggregation_mode])
     return invitation(
         url,
-        has_key=bool(api_keys(options.server)),
+        has_key=bool(options.server.api_keys),
         is_embedding=options.model.is_embedding,
         is_ids_only=options.model.skip_tokenizer_init,
         model=model,

@@ -17,8 +17,8 @@ from setpoint.core.errors import RequestError
 from setpoint.core.messages import Prepared, Shutdown, Submit, decode_to_frontend, encode
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.grammar.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
 from setpoint.ipc.sockets import EngineSocket, MessageSocket
-from setpoint.launch.child.grammar_threads import MAX_GIVEN_UP, NUM_THREADS, GrammarThreads
 from setpoint.scheduler import loop as loop_module
 from setpoint_testing.harness import Harness
 

@@ -58,6 +58,10 @@ class GrammarThreads:
         for _ in range(NUM_THREADS):
             self._start_thread()
 
+    def prepare(self) -> None:
+        """Do the factory's slow work, in the caller's thread."""
+        self._factory.prepare()
+
     def needs(self, seq_id: int, request: Request) -> bool:
         return self._factory.constrains(request)
 
