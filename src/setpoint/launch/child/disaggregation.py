@@ -73,7 +73,7 @@ class Handovers:
     """What the scheduler of an engine calls: it moves the shares of all ranks."""
 
     sides: Sides | None = None
-    """Those of rank 0."""
+    """The sides of rank 0, if the engine is on one."""
     giver: Giver | None = None
     taker: Taker | None = None
 
