@@ -22,7 +22,9 @@ from setpoint.ipc.engine_life import (
 )
 from setpoint_testing.fake_engine import SOME_FACTS
 
-RANKS = st.integers(0, 2)
+PICKS = st.integers(0, 2)
+LIVING = (EngineState.STARTING, EngineState.READY)
+ENDED = (EngineState.STOPPING, EngineState.DEAD)
 ENDS = st.sampled_from(["stop", "crash", "kill", "fail", "fail for good"])
 ACTS = {
     EngineState.READY: lambda life: life.ready(SOME_FACTS),
@@ -62,21 +64,24 @@ class Engines(RuleBasedStateMachine):
             assert before.state is EngineState.REPLACED
             assert (life.num_before, life.death_before) == (before.num_before + 1, before.death)
 
-    def _living(self, rank: int) -> EngineLife | None:
-        life = self.latest.get(rank)
-        return None if life is None or life.has_ended else life
+    def _one(self, pick: int, *states: EngineState) -> EngineLife:
+        """One of the latest engines that are in these states."""
+        found = self._found(*states)
+        return found[pick % len(found)]
 
-    @rule(rank=RANKS)
-    def ready(self, rank: int) -> None:
-        life = self._living(rank)
-        if life is not None and life.state is EngineState.STARTING:
-            assert list(life.ready(SOME_FACTS)) == [life]
+    def _found(self, *states: EngineState) -> list[EngineLife]:
+        return [each for each in self.latest.values() if each.state in states]
 
-    @rule(rank=RANKS)
-    def signal(self, rank: int) -> None:
-        life = self._living(rank)
-        if life is None:
-            return
+    @precondition(lambda self: self._found(EngineState.STARTING))
+    @rule(pick=PICKS)
+    def ready(self, pick: int) -> None:
+        life = self._one(pick, EngineState.STARTING)
+        assert list(life.ready(SOME_FACTS)) == [life]
+
+    @precondition(lambda self: self._found(*LIVING))
+    @rule(pick=PICKS)
+    def signal(self, pick: int) -> None:
+        life = self._one(pick, *LIVING)
         if not life.is_suspended:
             life.suspend(self.now)
             assert not life.is_ready
@@ -85,11 +90,10 @@ class Engines(RuleBasedStateMachine):
             again = set(life.go_on())
             assert {each for each in self.latest.values() if each.is_ready} == ready | again
 
-    @rule(rank=RANKS, how=ENDS)
-    def end(self, rank: int, how: str) -> None:
-        life = self._living(rank)
-        if life is None:
-            return
+    @precondition(lambda self: self._found(*LIVING))
+    @rule(pick=PICKS, how=ENDS)
+    def end(self, pick: int, how: str) -> None:
+        life = self._one(pick, *LIVING)
         match how:
             case "stop":
                 life.stop("It was asked to.")
@@ -98,28 +102,31 @@ class Engines(RuleBasedStateMachine):
             case _:
                 life.die("It has failed.", failed=Failed("It has failed.", how == "fail for good"))
 
-    @rule(rank=RANKS)
-    def close(self, rank: int) -> None:
-        life = self.latest.get(rank)
-        if life is not None and life.state in (EngineState.STOPPING, EngineState.DEAD):
-            life.close()
-            if self.lives.in_step:
-                gone = [each for each in self.latest.values() if not each.is_decided]
-                are_all = len(gone) == len(self.latest) and all(each.is_gone for each in gone)
-                assert self.lives.follow_together(life) is are_all
-                if are_all and life.successor is Successor.RESTART:
-                    self.restarts.append(self.now)
+    @precondition(lambda self: self._found(*ENDED))
+    @rule(pick=PICKS)
+    def close(self, pick: int) -> None:
+        life = self._one(pick, *ENDED)
+        life.close()
+        if self.lives.in_step:
+            are_all = all(each.is_gone and not each.is_decided for each in self.latest.values())
+            assert self.lives.follow_together(life) is are_all
+            if life.successor is Successor.RESTART:
+                self.restarts.append(self.now)
+            if are_all:
+                assert len({each.successor for each in self.latest.values()}) == 1
 
-    @rule(rank=RANKS, has_standby=st.booleans())
-    def follow(self, rank: int, has_standby: bool) -> None:
-        life, in_step = self.latest.get(rank), self.lives.in_step
-        if life is None or life.state is not EngineState.GONE or (in_step and not life.is_decided):
-            return
+    @precondition(lambda self: self._to_follow())
+    @rule(pick=PICKS, has_standby=st.booleans())
+    def follow(self, pick: int, has_standby: bool) -> None:
+        found, in_step = self._to_follow(), self.lives.in_step
+        life = found[pick % len(found)]
+        left = self.lives.restarts.left
         successor = self.lives.follow(life, has_standby=has_standby and not in_step)
         assert self.lives.follow(life) is successor, "it is decided once"
         assert bool(life.why_last) is (successor is None)
-        following = EngineLife(rank)
+        following = EngineLife(life.rank)
         if successor is None:
+            assert in_step or self.lives.restarts.left == left
             life.give_up(life.why_last)
             return
         if successor is Successor.STANDBY:
@@ -127,35 +134,46 @@ class Engines(RuleBasedStateMachine):
             following.ready(SOME_FACTS)
         elif not in_step:
             self.restarts.append(self.now)
+        assert in_step or self.lives.restarts.left == max(left - 1, 0)
         self._start(following)
 
+    def _to_follow(self) -> list[EngineLife]:
+        """The engines that are gone; of those in step, the ones about which it is decided."""
+        gone = self._found(EngineState.GONE)
+        return [each for each in gone if each.is_decided or not self.lives.in_step]
+
     @precondition(lambda self: not self.lives.in_step)
-    @rule(rank=RANKS)
-    def out_of_service(self, rank: int) -> None:
-        life = self.latest.get(rank)
-        if life is not None:
-            life.retire("An operator took it out of service.")
-            self.out.add(rank)
-            if not life.has_ended:
-                life.stop("An operator took it out of service.")
+    @rule(pick=PICKS)
+    def out_of_service(self, pick: int) -> None:
+        life = self._one(pick, *EngineState)
+        life.retire("An operator took it out of service.")
+        self.out.add(life.rank)
+        if not life.has_ended:
+            life.stop("An operator took it out of service.")
 
-    @rule(rank=RANKS)
-    def wanted(self, rank: int) -> None:
-        self.lives.want(rank)
-        life = self.latest.get(rank)
-        if life is not None and life.is_wanted:
-            self.out.discard(rank)
+    @rule(pick=PICKS)
+    def wanted(self, pick: int) -> None:
+        life = self._one(pick, *EngineState)
+        self.lives.want(life.rank)
+        assert life.is_wanted is (bool(life.why_last) and not self.has_ended)
+        if life.is_wanted:
+            self.out.discard(life.rank)
 
-    @rule(rank=RANKS)
-    def start_wanted(self, rank: int) -> None:
-        life = self.latest.get(rank)
-        if life is not None and life.is_wanted and life.state is EngineState.GIVEN_UP:
-            self._start(EngineLife(rank))
+    @precondition(lambda self: self._found(EngineState.GIVEN_UP))
+    @rule(pick=PICKS)
+    def start_wanted(self, pick: int) -> None:
+        life = self._one(pick, EngineState.GIVEN_UP)
+        if life.is_wanted:
+            self._start(EngineLife(life.rank))
+        else:
+            with pytest.raises(AssertionError, match="Nobody wants"):
+                self.lives.start(EngineLife(life.rank))
 
     @rule()
     def half_an_hour_passes(self) -> None:
         self.now += HOUR_S / 2 + 1.0
 
+    @precondition(lambda self: len(self.all) > 5)
     @rule()
     def server_ends(self) -> None:
         self.lives.end()
@@ -186,15 +204,14 @@ class Engines(RuleBasedStateMachine):
 
     @invariant()
     def requests_wait_only_if_an_engine_may_come(self) -> None:
-        lives = self.lives
-        assert lives.has_ended is not (lives.may_come() or self._any_living())
-        if lives.is_over:
+        lives, latest = self.lives, self.latest.values()
+        assert not (lives.has_ended and (lives.may_come() or lives.is_ready))
+        if all(each.state is EngineState.GIVEN_UP for each in latest):
             assert lives.has_ended
+            assert lives.is_over is not any(each.is_wanted for each in latest)
         if self.has_ended:
-            assert not lives.may_come()
-
-    def _any_living(self) -> bool:
-        return any(not each.has_ended for each in self.latest.values())
+            assert lives.has_ended
+            assert not any(each.is_wanted for each in latest)
 
 
 TestEngines = Engines.TestCase

@@ -23,8 +23,8 @@ engine is asked to end if it has not ended before, and nothing follows it, whate
 the operator wants the rank again (``EngineLives.want``).
 
 ``EngineLine`` tells this module what happens to an engine, ``EngineClient`` sends requests to
-engines that are ready, and ``EngineSession`` starts what follows. Nothing here waits, sends or
-reads a clock. A move that the diagram does not have is a failed assertion.
+engines that are ready, and ``EngineSession`` starts what follows. Nothing here waits or sends, and
+only the budget of restarts has a clock. A move that is not in the diagram is a failed assertion.
 """
 
 from __future__ import annotations

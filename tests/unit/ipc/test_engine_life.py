@@ -93,6 +93,7 @@ def test_a_rank_that_is_taken_out_of_service_and_wanted_again_costs_no_restart()
     life = gone(lives)
     life.retire(OUT)
     lives.want(0)
+    assert lives.why_never(life) == OUT
     assert lives.follow(life) is None
     life.give_up(life.why_last)
     assert life.why_last == OUT
