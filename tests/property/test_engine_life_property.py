@@ -110,6 +110,7 @@ class Engines(RuleBasedStateMachine):
         if self.lives.in_step:
             are_all = all(each.is_gone and not each.is_decided for each in self.latest.values())
             assert self.lives.follow_together(life) is are_all
+            assert life.is_decided is are_all, "not before all have ended"
             if life.successor is Successor.RESTART:
                 self.restarts.append(self.now)
             if are_all:
@@ -173,7 +174,7 @@ class Engines(RuleBasedStateMachine):
     def half_an_hour_passes(self) -> None:
         self.now += HOUR_S / 2 + 1.0
 
-    @precondition(lambda self: len(self.all) > 5)
+    @precondition(lambda self: len(self.all) > 3)
     @rule()
     def server_ends(self) -> None:
         self.lives.end()
@@ -229,3 +230,9 @@ def test_a_move_that_the_diagram_does_not_have_fails(state: EngineState, to: Eng
         with pytest.raises(AssertionError, match="cannot become"):
             ACTS[to](life)
         assert life.state is state
+
+
+def test_an_engine_that_has_ended_never_lives_again() -> None:
+    for state, moves in MOVES.items():
+        assert state in LIVING or not set(moves) & set(LIVING)
+    assert not MOVES[EngineState.REPLACED]
