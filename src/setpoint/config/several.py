@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import TypeVar
 
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
+T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z0-9._/-]+")
 
 _ONE_MODEL = "it would be for all models, but belongs to one"
@@ -86,3 +88,9 @@ def each_model(options: Options, models: Sequence[str], given: Set[str]) -> list
             f" {len(found)} models that there are; lower it."
         )
     return [each.replace(device="cpu") for each in found.values()]
+
+
+def in_order_of_loading(models: Sequence[T], max_loaded: int) -> list[T]:
+    """The models in the order in which they are loaded at the start: the first ones come last,
+    because they stay loaded."""
+    return [*models[max_loaded:], *models[:max_loaded]]

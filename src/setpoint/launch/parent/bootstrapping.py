@@ -1,5 +1,4 @@
-"""The bootstrap server of a prefill server: binds its port at the start, and answers while the
-server lives."""
+"""The bootstrap server of a prefill server, which answers while the server lives."""
 
 from __future__ import annotations
 
@@ -12,9 +11,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from setpoint.config.options import Options
-from setpoint.core.errors import ConfigError
-
 if TYPE_CHECKING:
     from setpoint.handover.bootstrap_server import BootstrapServer
     from setpoint.launch.parent.served import Served
@@ -23,20 +19,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 """How long its last answers may take."""
-
-
-def bootstrap_socket(options: Options) -> socket.socket | None:
-    """The bound socket of a prefill server's bootstrap port. Raises ConfigError."""
-    if options.disaggregation.role != "prefill":
-        return None
-    from setpoint.frontend.http.port import bind_socket
-
-    host, port = options.server.host, options.disaggregation.disaggregation_bootstrap_port
-    try:
-        return bind_socket(host, port)
-    except ConfigError as error:
-        words = str(error).replace("--port", "--disaggregation-bootstrap-port")
-        raise ConfigError(f"The bootstrap port: {words}") from None
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def settle(
     if several is not None and is_for_embeddings(source.folder, spec):
         logger.info("%s was made for embeddings, which it serves.", model.served_model_name)
         options = options.replace(is_embedding=True)
-        model, asking = options.model, asking_for(options, env, given, several)
+        model, asking = options.model, partial(asking, options=options)
     if not model.is_embedding:
         check_generates(source.folder, spec, log=logger.warning)
     else:

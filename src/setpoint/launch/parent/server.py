@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import is_in_memory
 from setpoint.config.options import Options
-from setpoint.config.several import each_model
+from setpoint.config.several import each_model, in_order_of_loading
 from setpoint.core.content_digest import cache_folder
 from setpoint.core.errors import EngineDeadError, SetpointError
 from setpoint.launch.deadline import END_S, SIGNALS
-from setpoint.launch.parent.bootstrapping import bootstrap_socket, bootstrapping
+from setpoint.launch.parent.bootstrapping import bootstrapping
 from setpoint.launch.parent.engine import Launched, launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.invitation import NOT_FOR_CLIENTS, address, address_only, invitation
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.publishing import publishing
 from setpoint.launch.parent.served import Several
-from setpoint.launch.parent.several import SeveralSessions, in_order_of_loading
+from setpoint.launch.parent.several import SeveralSessions
 from setpoint.launch.parent.signals import EndAsked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.progress_display import in_the_log
@@ -81,10 +81,15 @@ def serve(
     setup_logging(options.logs.log_level, milliseconds=env.log_ms)
     with ExitStack() as stack:
         sock = stack.enter_context(bind_socket(options.server.host, options.server.port))
-        bootstrap = bootstrap_socket(options)
-        if bootstrap is not None:
+        bootstrap = storage = None
+        if options.disaggregation.role == "prefill":
+            bootstrap = bind_socket(
+                options.server.host,
+                options.disaggregation.disaggregation_bootstrap_port,
+                flag="--disaggregation-bootstrap-port",
+                what="The bootstrap port: ",
+            )
             stack.enter_context(bootstrap)
-        storage = None
         if options.answers.file_storage_path is not None:
             from setpoint.frontend.storage.storage import Storage
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from setpoint.config.several import in_order_of_loading
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import SetpointError
 from setpoint.launch.parent.engine_session import EngineSession
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
     from setpoint.frontend.several.models import SeveralModels
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-def in_order_of_loading(models: Sequence[T], max_loaded: int) -> list[T]:
-    """The models in the order in which they are loaded at the start: the first ones come last,
-    because they stay loaded."""
-    return [*models[max_loaded:], *models[:max_loaded]]
 
 
 class SeveralSessions:
