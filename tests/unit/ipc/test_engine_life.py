@@ -128,3 +128,16 @@ def test_restarts_come_back_after_an_hour() -> None:
     budget.spend()
     budget.reset()
     assert budget.left == 2
+
+
+def test_a_server_that_ends_starts_nothing_that_operators_have_wanted() -> None:
+    lives = EngineLives(RestartBudget(1))
+    life = gone(lives)
+    life.retire(OUT)
+    lives.want(0)
+    lives.end()
+    lives.want(0)
+    assert not life.is_wanted
+    assert lives.follow(life) is None
+    life.give_up(life.why_last)
+    assert lives.is_over
