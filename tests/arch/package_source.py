@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,11 +29,16 @@ MODULES = _modules()
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    return {
-        path: ast.parse(path.read_text(), filename=str(path))
-        for folder in FOLDERS
-        for path in sorted((REPOSITORY / folder).rglob("*.py"))
-    }
+    gc.disable()  # it would scan the growing trees again and again, which takes longer than parsing
+    try:
+        return {
+            path: ast.parse(path.read_text(), filename=str(path))
+            for folder in FOLDERS
+            for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        }
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache
@@ -41,8 +47,13 @@ def modules() -> dict[str, ast.Module]:
     return {name: trees()[path] for name, path in MODULES.items()}
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+@cache
+def imports(tree: ast.AST) -> Sequence[str]:
     """Every imported module, type-checking and function-level ones included."""
+    return list(_imports(tree))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
