@@ -36,6 +36,7 @@ def bound(server: ServerProcess) -> list[set[str]]:
     return [allowed_of_threads(each.pid) for each in (server.engine, *others)]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_each_rank_of_each_engine_runs_on_its_list(tiny_model: Path, tmp_path: Path) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
@@ -51,7 +52,6 @@ def test_each_rank_of_each_engine_runs_on_its_list(tiny_model: Path, tmp_path: P
         assert allowed_of_threads(server.process.pid) != {str(second)}
 
 
-@pytest.mark.full
 def test_one_engine_on_one_core(tiny_model: Path, tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
     with running_server(

@@ -115,6 +115,7 @@ def internal_state(server: ServerProcess) -> Any:
     return state
 
 
+@pytest.mark.full
 def test_an_engine_that_is_killed_during_a_pause(server: ServerProcess) -> None:
     """The engine in its place is paused as well; the requests wait, and are answered after the
     pause."""

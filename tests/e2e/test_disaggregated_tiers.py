@@ -118,8 +118,9 @@ def test_the_next_turn_is_loaded_by_the_prefill_server(
         assert stored == (len(second) + 69) // BLOCK * BLOCK, "the whole history"
 
 
-@pytest.mark.parametrize("who", ["prefill", pytest.param("decode", marks=pytest.mark.full)])
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize("rounds", [1, 10])
 def test_kills_while_blocks_are_written_cost_no_token(
     tiny_model: Path, tmp_path: Path, alone: ServerProcess, who: str, rounds: int
 ) -> None:

@@ -107,6 +107,7 @@ def test_an_engine_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
         ends(server)
 
 
+@pytest.mark.full
 def test_a_template_that_hangs(tiny_model: Path, tmp_path: Path) -> None:
     """Every process of the template is stopped. Red before: the chats that waited for it were cut
     off without an answer, or with a traceback in the log."""

@@ -93,6 +93,7 @@ def large_file(folder: Path) -> Path:
     return tiny_gguf.write_header(folder / "large.gguf", model)
 
 
+@pytest.mark.full
 def test_the_default_model() -> None:
     done = in_own_process()
     assert done.returncode == 0, done.stdout + done.stderr

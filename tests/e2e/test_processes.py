@@ -90,6 +90,7 @@ def test_a_crash_of_native_code_leaves_the_stacks_of_the_frontend(server: Server
     wait_until(server.engine_is_gone)
 
 
+@pytest.mark.full
 def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
     assert server.wait_end() == 0

@@ -87,6 +87,7 @@ def test_a_server_is_recorded_and_replayed(content: str, tiny_model: Path, tmp_p
     assert (b"many share" in path.read_bytes()) is False, "the file is compressed ids or hashes"
 
 
+@pytest.mark.full
 def test_a_killed_engine_leaves_a_recording_that_replays(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
     arguments = ("--model-path", str(tiny_model), "--record", str(path))

@@ -160,12 +160,18 @@ def server(
         yield server
 
 
+@pytest.fixture(scope="module")
+def undisturbed(server: ServerProcess) -> dict[str, Any]:
+    return streams(server, lambda: None)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.full)]
 )
-def test_streams_go_on_when_their_engine_ends(server: ServerProcess, number: int) -> None:
+def test_streams_go_on_when_their_engine_ends(
+    server: ServerProcess, undisturbed: dict[str, Any], number: int
+) -> None:
     count = num_engines(server)
-    undisturbed = streams(server, lambda: None)
 
     def disturb() -> None:
         wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
@@ -193,9 +199,24 @@ if "setpoint.launch.child" in sys.orig_argv:
 """A sitecustomize module: signals at which an engine's loop hangs, or fails with an exception."""
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
+HANGS = signal.SIGRTMIN, "has not finished a step for 5 s (--watchdog-timeout)"
+FAILS = signal.SIGRTMIN + 1, "a fault in the middle of a step"
+
+
+@pytest.mark.parametrize(
+    ("count", "faults"),
+    [
+        pytest.param(1, [HANGS], id="1-hangs"),
+        *(
+            pytest.param(
+                count, [HANGS, FAILS], id=f"{count}-hangs and fails", marks=pytest.mark.full
+            )
+            for count in (1, 2)
+        ),
+    ],
+)
 def test_streams_go_on_when_their_engine_hangs_or_fails(
-    tiny_model: Path, tmp_path: Path, count: int
+    tiny_model: Path, tmp_path: Path, count: int, faults: list[tuple[int, str]]
 ) -> None:
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks" / "sitecustomize.py").write_text(HOOKS)
@@ -206,10 +227,7 @@ def test_streams_go_on_when_their_engine_hangs_or_fails(
         env={"PYTHONPATH": os.pathsep.join([str(tmp_path / "hooks"), *sys.path[1:]])},
     ) as server:
         undisturbed = streams(server, lambda: None)
-        for number, said in (
-            (signal.SIGRTMIN, "has not finished a step for 5 s (--watchdog-timeout)"),
-            (signal.SIGRTMIN + 1, "a fault in the middle of a step"),
-        ):
+        for number, said in faults:
 
             def disturb(number: int = number) -> None:
                 wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
@@ -220,9 +238,10 @@ def test_streams_go_on_when_their_engine_hangs_or_fails(
             all_ready(server, count)
 
 
-def test_streams_go_on_when_their_engine_was_stopped_for_a_while(server: ServerProcess) -> None:
+def test_streams_go_on_when_their_engine_was_stopped_for_a_while(
+    server: ServerProcess, undisturbed: dict[str, Any]
+) -> None:
     """It lives: nothing is moved, and nothing is started again."""
-    undisturbed = streams(server, lambda: None)
     engines = engines_of(server.process.pid)
 
     def disturb() -> None:
@@ -243,11 +262,12 @@ HIDDEN_STATES: dict[str, Any] = {
 EMBEDDINGS: dict[str, Any] = {"input": ["abcdefgh" * 25] * 64, "model": "tiny"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("option", "path", "body"),
     [
         ("--enable-return-hidden-states", "/generate", HIDDEN_STATES),
-        pytest.param("--is-embedding", "/v1/embeddings", EMBEDDINGS, marks=pytest.mark.full),
+        ("--is-embedding", "/v1/embeddings", EMBEDDINGS),
     ],
     ids=["hidden states", "embeddings"],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,6 @@ def test_clients_beside_a_batch(tiny_model: Path, tmp_path: Path) -> None:
             state: dict[str, Any] = server.state()
             assert (state["num_running"], state["num_queued"]) == (14, 0)
             server.generate(text="Hello", sampling_params={"max_new_tokens": 2})
-        started = time.monotonic()
         client.batches.cancel(batch.id)
         wait_until(lambda: client.batches.retrieve(batch.id).status == "cancelled")
         wait_until(server.is_idle)
-        assert time.monotonic() - started < PATIENCE_S

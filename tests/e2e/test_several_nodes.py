@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -231,12 +230,11 @@ def test_a_node_that_is_started_twice(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_nobody_is_there(folder: Path, tmp_path: Path) -> None:
-    port, begin = free_port(), time.monotonic()
+    port = free_port()
     node = Node(tmp_path, [*options(folder, 2, 2, port), "--node-rank", "1", "--dist-timeout", "2"])
     assert node.wait_end() == 1
     assert f"Waiting for node 0 at 127.0.0.1:{port} (Connection refused)" in node.log
     assert f"cannot be reached at --dist-init-addr 127.0.0.1:{port} within 2 s" in node.log
-    assert time.monotonic() - begin < PATIENCE_S
 
 
 @pytest.mark.full

@@ -100,6 +100,7 @@ def test_it_takes_the_place_of_an_engine_that_is_killed(server: ServerProcess) -
     assert sizes == {info(server)["max_total_num_tokens"]}
 
 
+@pytest.mark.full
 def test_a_standby_that_dies_is_replaced(server: ServerProcess) -> None:
     engine, standby = pair(server)
 

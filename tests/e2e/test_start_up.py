@@ -290,7 +290,10 @@ def complaint(server: ServerProcess) -> str:
     return others[0]
 
 
-FULL_ONLY = (broken_tokenizer, no_tokenizer, template_that_does_not_parse, truncated_safetensors)
+FULL_ONLY = (
+    *(broken_tokenizer, misshapen_tensor, no_tokenizer, template_that_does_not_parse),
+    truncated_safetensors,
+)
 """Also tested without processes."""
 
 

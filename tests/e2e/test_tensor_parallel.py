@@ -79,12 +79,34 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         return streams(server, lambda: None)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with serving(folder, tmp_path_factory.mktemp("two"), "--tp-size", "2") as server:
+        yield server
+        ranks = ranks_of(server)
+        assert len(ranks) == 1
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_two_ranks_answer_as_one(two_ranks: ServerProcess, alone: dict[str, Any]) -> None:
+    assert streams(two_ranks, lambda: None) == alone
+    assert len(ranks_of(two_ranks)) == 1
+    assert "TP1] Load weight end" in two_ranks.errors
+    assert two_ranks.errors.count("max_total_num_tokens=40960") == 1
+
+
+def test_streams_go_on_when_a_rank_is_killed(
+    two_ranks: ServerProcess, alone: dict[str, Any]
+) -> None:
+    end_a_rank(two_ranks, signal.SIGKILL, alone)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("size", "options"),
     [
-        (2, ()),
-        pytest.param(3, ("--chunked-prefill-size", "4"), marks=pytest.mark.full),
-        pytest.param(2, ("--disable-cuda-graph", "--disable-radix-cache"), marks=pytest.mark.full),
+        (3, ("--chunked-prefill-size", "4")),
+        (2, ("--disable-cuda-graph", "--disable-radix-cache")),
     ],
 )
 def test_several_ranks_answer_as_one(
@@ -99,28 +121,29 @@ def test_several_ranks_answer_as_one(
     assert not any(rank.is_running() for rank in ranks)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--tp-size", "2"),
-        pytest.param(("--tp-size", "2", "--dp-size", "2"), marks=pytest.mark.full),
-    ],
-)
+def end_a_rank(server: ServerProcess, number: signal.Signals, alone: dict[str, Any]) -> None:
+    """End a rank by a signal under streams, and wait until all engines are whole again."""
+    count = num_engines(server)
+
+    def disturb() -> None:
+        wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
+        os.kill(ranks_of(server)[0].pid, number)
+
+    assert streams(server, disturb) == alone
+    assert f"has ended: {number.name}. The engine ends." in server.errors
+    all_ready(server, count)
+    assert len(ranks_of(server)) == count
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [("--tp-size", "2"), ("--tp-size", "2", "--dp-size", "2")])
 def test_streams_go_on_when_a_rank_ends(
     folder: Path, tmp_path: Path, alone: dict[str, Any], options: tuple[str, ...]
 ) -> None:
     with serving(folder, tmp_path, *options) as server:
         count = num_engines(server)
         for number in (signal.SIGKILL, signal.SIGSEGV):
-
-            def disturb(number: int = number) -> None:
-                wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
-                os.kill(ranks_of(server)[0].pid, number)
-
-            assert streams(server, disturb) == alone
-            assert f"has ended: {signal.Signals(number).name}. The engine ends." in server.errors
-            all_ready(server, count)
-            assert len(ranks_of(server)) == count
+            end_a_rank(server, number, alone)
         engine = engines_of(server.process.pid)[0]
         rank = engine.children()[0]
         engine.kill()
