@@ -157,7 +157,11 @@ SGLANG_ROUTES = """
 
 
 @pytest.mark.parametrize("path", SGLANG_ROUTES.split())
-def test_no_route_of_sglang_is_unknown(serve: Serve, path: str) -> None:
+def test_no_route_of_sglang_is_unknown(
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("setpoint.frontend.apis.sglang.profiles.WRITTEN_S", 0.2)
+
     async def scenario(server: Any) -> None:
         statuses = {
             (await server.http.request(method, path, content=b"")).status_code

@@ -54,7 +54,6 @@ def memory_model(
     chosen yet, in which case the expected choice is assumed.
     """
     options = config.options
-    blocks_kept = keeps_blocks(options)
     on_cpu = options.execution.device == "cpu"
     kernels = on_cpu and options.model.dtype in CPU_KERNEL_DTYPES
     if attention is None:
@@ -72,7 +71,7 @@ def memory_model(
         device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
         quantization=options.model.quantization,
-        blocks_kept=blocks_kept,
+        blocks_kept=keeps_blocks(options),
         kv_element_bytes=config.kv_element_bytes,
         head_copied=(kernels or options.model.quantization == "w8a8_int8")
         and model.pooling is None,

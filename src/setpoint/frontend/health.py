@@ -24,7 +24,6 @@ class Health:
 
     _engine: EngineClient
     _config: FrontendConfig
-    """The configuration of the start: the time limits in it and the pooling do not change."""
 
     async def is_healthy(self) -> bool:
         """Whether an engine works. One that computes a step does, until the watchdog takes it to

@@ -1,4 +1,4 @@
-"""The calls that a program can make to a answering, as coroutines on its event loop: lists of any
+"""The calls that a program can make to a model, as coroutines on its event loop: lists of any
 length, conversations, streams. They take unchecked Python values. This module does not know on
 which thread or loop the caller runs.
 """

@@ -95,10 +95,11 @@ class CacheTiers:
         self._rows: PageRows | None = None
         self._rows_of: object = None
         self.backend = setup.options.hicache_storage_backend
-        host_bytes = _host_bytes(setup.options, runner.pool.num_bytes)
-        tiers = self._storage_at_start(setup.order)
+        tiers = []
         if computation.engine.device != "cpu":
-            tiers.insert(0, Tier(HOST, MemoryStore(host_bytes)))
+            host_bytes = _host_bytes(setup.options, runner.pool.num_bytes)
+            tiers.append(Tier(HOST, MemoryStore(host_bytes)))
+        tiers += self._storage_at_start(setup.order)
         self.mover = StoreMover(
             tiers,
             self._present_rows,

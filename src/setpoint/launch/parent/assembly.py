@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.groups.answers import preferred_sampling
-from setpoint.config.groups.events import publisher_config, publisher_info
+from setpoint.config.groups.events import publisher_info
 from setpoint.config.groups.metrics import buckets_of, extra_labels
 from setpoint.config.groups.model import chat_template_kwargs
 from setpoint.config.groups.traces import otlp_url
@@ -211,13 +211,16 @@ def metrics_config(
     )
 
 
-def kv_events_info(options: Options) -> dict[str, Any] | None:
+def kv_events_info(config: ResolvedConfig) -> dict[str, Any] | None:
     """The addresses of KV events as ``/server_info`` shows them."""
-    num_ranks = options.parallel.dp_size
-    events = publisher_config(options.events, num_ranks=num_ranks)
-    if events is None:
+    if config.events is None:
         return None
-    return publisher_info(events, page_size=options.memory.page_size, num_ranks=num_ranks)
+    options = config.options
+    return publisher_info(
+        config.events,
+        page_size=options.memory.page_size,
+        num_ranks=options.parallel.dp_size,
+    )
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
@@ -226,6 +229,6 @@ def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
         **server_args(config.options),
         "version": __version__,
         "startup_time": startup_s,
-        "kv_events": kv_events_info(config.options),
+        "kv_events": kv_events_info(config),
         "decisions": [asdict(decision) for decision in config.decisions],
     }

@@ -93,12 +93,12 @@ def launch_engine(
     log; this process's if not given. tells_prefixes: see ``Served``. Raises SetpointError for a
     model or configuration that cannot be served.
     """
+    preflight(options)
     owner = os.getpid()
     processes: list[EngineProcess] = []
     text: TextProcessor | None = None
     waiting: Waiting | None = None
     with _spawning(options, stderr) as spawn:
-        preflight(options)
         try:
             ranks = range(options.parallel.dp_size)
             for rank in ranks:

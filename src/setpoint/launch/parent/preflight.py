@@ -23,6 +23,8 @@ def preflight(options: Options) -> None:
         _check_folder(
             "--export-metrics-to-file-dir", Path(options.metrics.export_metrics_to_file_dir)
         )
+    if options.parallel.dp_size > 1:
+        probe_hardware().divided(options.parallel.dp_size)
     if options.parallel.engine_standby and options.parallel.dp_size > 1:
         raise ConfigError(
             "--engine-standby is for a server with one engine; with --dp-size"
@@ -35,8 +37,6 @@ def preflight(options: Options) -> None:
         check_extra("--grammar-backend xgrammar", "xgrammar")
     if options.execution.constrained_json_whitespace_pattern is not None:
         _check_whitespace(options.execution.constrained_json_whitespace_pattern)
-    if options.parallel.dp_size > 1:
-        probe_hardware().divided(options.parallel.dp_size)
     if options.recording.record is not None:
         from setpoint.recording.segments import check_new
 
