@@ -101,7 +101,7 @@ def known_before(self: TierIdentity) -> None:
 
 FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "pages are free before their transfer has ended": (Tiers, "cancel", ended_at_once),
-    "a key without the weights": (SimulatedTiers, "identity", lambda self: b"one for all"),
+    "a key without the weights": (SimulatedTiers, "_found_identity", lambda self: b"one for all"),
     "a flush leaves what transfers bring": (Transfers, "flush", lambda self: None),
     "a damaged block is taken": (EngineStore, "get", read_without_sum),
     "what has not arrived is taken": (StoreMover, "_end", moved_all),

@@ -80,10 +80,10 @@ def test_a_room_is_given_when_all_ranks_have_given_it(engine: Engine) -> None:
     giver.offer(1, 9, b"digest")
     engine.says(Wanted(1, 4))
     assert engine.posted == []
-    giver.note(Wanted(1, 4))
+    giver.note_own(Wanted(1, 4))
     assert engine.posted == [Wanted(1, 4)]
     giver.supply(1, ROWS, HANDED)
-    giver.note(Given(1, num_bytes=10, seconds=2.0))
+    giver.note_own(Given(1, num_bytes=10, seconds=2.0))
     assert engine.posted == [Wanted(1, 4)]
     engine.says(Given(1, num_bytes=11, seconds=1.0))
     assert engine.posted[1:] == [Given(1, num_bytes=21, seconds=2.0)]
@@ -95,7 +95,7 @@ def test_a_room_is_given_when_all_ranks_have_given_it(engine: Engine) -> None:
 def test_a_rank_that_fails_withdraws_the_room_from_all(engine: Engine, who: str) -> None:
     giver = giver_of(engine)
     giver.offer(1, 9, b"digest")
-    first, second = (giver.note, engine.says) if who == "own" else (engine.says, giver.note)
+    first, second = (giver.note_own, engine.says) if who == "own" else (engine.says, giver.note_own)
     first(Wanted(1, 0))
     first(Given(1, "it broke"))
     assert engine.posted == []
