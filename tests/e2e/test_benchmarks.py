@@ -61,8 +61,8 @@ def test_frontend_prints_a_figure_per_load() -> None:
     done = run("frontend.py", *load, "--only", "chat,generate")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert sum(line.endswith("µs per token") for line in lines) == 12
-    assert sum(": first tokens of " in line for line in lines) == 6
+    assert sum(line.endswith("µs per token") for line in lines) == 14
+    assert sum(": first tokens of " in line for line in lines) == 7
 
 
 def test_scheduler_prints_its_table() -> None:

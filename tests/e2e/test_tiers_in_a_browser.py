@@ -46,7 +46,8 @@ def test_a_tier_says_what_it_has_loaded_and_saved(tiny_model: Path, tmp_path: Pa
 def test_a_tier_that_is_off_says_why(tiny_model: Path, tmp_path: Path) -> None:
     async def look(url: str) -> None:
         async with console(tmp_path / "browser", url) as page:
-            await page.wait(f"/Storage redis: off. storage: redis:..127.0.0.1:1/.test({TEXT})")
+            why = "storage: 3 errors in a row, the last one: redis:..127.0.0.1:1"
+            await page.wait(f"/Storage redis in redis:..127.0.0.1:1.0: off. {why}/.test({TEXT})")
             assert await page.evaluate(TONE) == "bad"
             await page.size(390, 800, phone=True)
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
