@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -53,7 +55,10 @@ def find(case: Case) -> Finding | None:
     )
     fixed = fixed_share_of(case, slots)
     growth, again = careful(case, fixed, value / slots)
-    value = max(min(value, rounded(slots * growth), rounded(slots + queue + 7)), int(slots) + 1)
+    # A moment's queue can be a mean; the 7 leave the sum its next multiple of 8.
+    value = max(
+        min(value, rounded(slots * growth), rounded(slots + math.ceil(queue) + 7)), int(slots) + 1
+    )
     used = "" if usage is None else f", while only {percent(usage)} of the KV pool is in use"
     return Finding(
         cause="seq-cap",
