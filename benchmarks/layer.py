@@ -159,6 +159,7 @@ class Layers:
                 return result
 
             residual, x = hidden.clone(), hidden
+            timed("attention", attention.prepare, batch)
             for layer, weights in enumerate(self.weights):
                 k_cache, v_cache = pools[layer % len(pools)]
                 x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)

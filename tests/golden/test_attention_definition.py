@@ -13,6 +13,7 @@ from setpoint.engine.attention.attention_backend import (
     AttentionShape,
     AttentionVariant,
 )
+from setpoint_testing.attending import attend
 
 HEADS, HEAD_DIM, CONTEXT = 4, 8, 64
 ROWS = [(0, 1), (0, 17), (9, 1), (30, 1), (16, 16), (5, 30)]
@@ -120,7 +121,7 @@ def test_equals_dense_attention(
     page_size: int, kv_heads: int, dtype: torch.dtype, atol: float
 ) -> None:
     q, k, v, batch = paged(page_size, kv_heads, dtype)
-    out = backend(page_size, kv_heads, dtype).forward(q, k, v, batch, VARIANTS["plain"])
+    out = attend(backend(page_size, kv_heads, dtype), q, k, v, batch, VARIANTS["plain"])
     assert out.dtype == dtype
     torch.testing.assert_close(
         out.double(), dense(q, k, v, batch, page_size, VARIANTS["plain"]), rtol=0, atol=atol
@@ -130,7 +131,7 @@ def test_equals_dense_attention(
 @pytest.mark.parametrize("name", VARIANTS)
 def test_windows_soft_caps_and_sinks_equal_dense_attention(name: str) -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
-    out = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
+    out = attend(backend(4, 2, torch.float64), q, k, v, batch, VARIANTS[name])
     torch.testing.assert_close(out, dense(q, k, v, batch, 4, VARIANTS[name]), rtol=0, atol=1e-12)
 
 
@@ -162,8 +163,8 @@ def test_a_window_is_transformers_window(window: int) -> None:
     )
     # Equal keys: every position that is seen has the same weight, and the values tell which it is.
     q, keys = torch.zeros(count, 1, count, dtype=torch.float64), torch.zeros_like(values)
-    weights = torch_ref.create(shape).forward(
-        q, keys, values, batch, AttentionVariant(1.0, window=window)
+    weights = attend(
+        torch_ref.create(shape), q, keys, values, batch, AttentionVariant(1.0, window=window)
     )
     assert torch.equal(weights[:, 0] > 0, mask)
 
@@ -171,10 +172,10 @@ def test_a_window_is_transformers_window(window: int) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
-    whole = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
+    whole = attend(backend(4, 2, torch.float64), q, k, v, batch, VARIANTS[name])
     monkeypatch.setattr(torch_ref, "REFERENCE_SCORES", 3 * HEADS * 35)
     torch.testing.assert_close(
-        backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name]),
+        attend(backend(4, 2, torch.float64), q, k, v, batch, VARIANTS[name]),
         whole,
         rtol=0,
         atol=1e-14,
@@ -184,5 +185,5 @@ def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch, name: s
 def test_query_rows_may_be_strided() -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
     wide = torch.cat((q, torch.full_like(q, torch.nan)), dim=1)
-    out = backend(4, 2, torch.float64).forward(wide[:, :HEADS], k, v, batch, VARIANTS["both"])
-    assert torch.equal(out, backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS["both"]))
+    out = attend(backend(4, 2, torch.float64), wide[:, :HEADS], k, v, batch, VARIANTS["both"])
+    assert torch.equal(out, attend(backend(4, 2, torch.float64), q, k, v, batch, VARIANTS["both"]))

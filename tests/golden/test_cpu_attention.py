@@ -16,6 +16,7 @@ from setpoint.engine.attention.attention_backend import (
     AttentionShape,
     AttentionVariant,
 )
+from setpoint_testing.attending import attend
 from setpoint_testing.cpu_levels import all_levels, each_level
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -130,14 +131,24 @@ class Problem:
         )
 
     def run(self, level: str | None = None) -> torch.Tensor:
-        return cpu_attention.create(self.shape, level=level).forward(
-            self.q, self.k_cache, self.v_cache, self.batch, self.variant
+        return attend(
+            cpu_attention.create(self.shape, level=level),
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.batch,
+            self.variant,
         )
 
     def reference(self) -> torch.Tensor:
         backend = torch_ref.create(replace(self.shape, dtype=torch.float64))
-        return backend.forward(
-            self.q.double(), self.k_cache.double(), self.v_cache.double(), self.batch, self.variant
+        return attend(
+            backend,
+            self.q.double(),
+            self.k_cache.double(),
+            self.v_cache.double(),
+            self.batch,
+            self.variant,
         )
 
 

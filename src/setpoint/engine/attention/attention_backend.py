@@ -1,8 +1,11 @@
 """The interface of attention backends: their inputs, their output, and the table of backends.
 
 Works on the rows of one forward pass over a paged pool. Knows nothing of layers, models or
-sampling. When ``forward`` is called, the K and V of every row's new tokens in this step are already
-in the cache (``Ops.rope_and_store``).
+sampling. A backend is called in two ways: ``prepare`` once for each step and cache group, with the
+rows as the host knows them, and ``forward`` for each layer, which reads tensors only. So what the
+layers of a step share is computed once, and the layers' calls can be captured and replayed. When
+``forward`` is called, the K and V of every row's new tokens in this step are already in the cache
+(``Ops.rope_and_store``).
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class AttentionVariant:
         assert self.window is None or self.window > 0
 
 
-@dataclass(slots=True, frozen=True, weakref_slot=True)
+@dataclass(slots=True, frozen=True)
 class AttentionBatch:
     """The n rows (T tokens) of one forward pass, written by the runner before it. Row i owns tokens
     [cu_q[i], cu_q[i+1]).
@@ -82,6 +85,7 @@ class AttentionBatch:
     cu_q: torch.Tensor
     """[n + 1] int32 on the device."""
     cu_q_host: npt.NDArray[np.int32]
+    """The host's copies are for ``prepare`` and for reports; ``forward`` reads none of them."""
     kv_lens: torch.Tensor
     """[n] int32 on the device: positions 0..kv_lens-1 are valid after this step's K and V are
     stored."""
@@ -98,6 +102,14 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
+    """Contract: in each step, ``prepare`` is called once with the batch of every cache group, then
+    ``forward`` with these batches."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Plan the step's attention for the rows of this group. The plan holds until the next call
+        for the group."""
+        ...
+
     def forward(
         self,
         q: torch.Tensor,

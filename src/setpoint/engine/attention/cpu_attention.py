@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
 
 import torch
 
@@ -49,15 +48,9 @@ class Plan:
             kv_dtype=KV_DTYPES[shape.kv_dtype],
         )
         self.address = ctypes.addressof(self.call)
-        self._planned: Callable[[], AttentionBatch | None] = lambda: None
-        """The batch that the plan is for, through a weak reference: its tensors may lie in memory
-        that is given back after the step."""
 
     def cover(self, batch: AttentionBatch) -> None:
-        """Make the plan for this batch, unless it is made already: every layer of a group has the
-        same rows, so once per step suffices."""
-        if batch is self._planned():
-            return
+        """Make the plan for this batch."""
         call = self.call
         call.cu_q = batch.cu_q.data_ptr()
         call.kv_lens = batch.kv_lens.data_ptr()
@@ -65,9 +58,8 @@ class Plan:
         call.page_table = batch.page_table.data_ptr()
         call.table_stride = batch.page_table.stride(0)
         call.threads = torch.get_num_threads()
-        call.rows = len(batch.kv_lens_host)
+        call.rows = len(batch.slots)
         self._kernels.attention_plan(self.address)
-        self._planned = weakref.ref(batch)
 
 
 class CpuAttention:
@@ -80,6 +72,12 @@ class CpuAttention:
         self._plans: dict[int, Plan] = {}
         """Cache group -> its plan. Each group needs its own, because the page table says which rows
         share keys."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        plan = self._plans.get(batch.group)
+        if plan is None:
+            plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
+        plan.cover(batch)
 
     def forward(
         self,
@@ -94,11 +92,8 @@ class CpuAttention:
         assert q.dtype == self._shape.dtype
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
         assert variant.sinks is None or variant.sinks.dtype == torch.float32
-        plan = self._plans.get(batch.group)
-        if plan is None:
-            plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
-        plan.cover(batch)
         out = torch.empty((*q.shape[:2], self._shape.value_dim), dtype=self._shape.dtype)
+        plan = self._plans[batch.group]
         call = plan.call
         call.q = q.data_ptr()
         call.q_stride = q_stride[0]

@@ -2,11 +2,13 @@
 against. Runs on every device.
 
 It loops over the rows and gathers each row's K and V from its pages, so that a row cannot see
-anything else in the batch. It reads the row lengths from the host copies in the batch and never
-waits for the device.
+anything else in the batch. ``prepare`` keeps the rows' lengths as the host knows them, so
+``forward`` never waits for the device.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -18,11 +20,35 @@ from setpoint.engine.attention.attention_backend import (
 )
 
 
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """The rows of one step on the pages of one cache group."""
+
+    bounds: list[int]
+    """[n + 1], ``AttentionBatch.cu_q``."""
+    kv_lens: list[int]
+    tables: torch.Tensor
+    """[n, pages of the longest row]: each row's pages."""
+
+
 class TorchRefAttention:
     """Implements ``attention.attention_backend.AttentionBackend``."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.wide = torch.promote_types(shape.dtype, torch.float32)
+        self._page_size = shape.page_size
+        self._rows: dict[int, Rows] = {}
+        """Cache group -> the rows of this step."""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        width = -(-int(batch.kv_lens_host.max()) // self._page_size)
+        self._rows[batch.group] = Rows(
+            batch.cu_q_host.tolist(),
+            batch.kv_lens_host.tolist(),
+            # This reads the pages of all rows at once. ``page_table[slots[row]]`` would read the
+            # slot back: indexing with a 0-dimensional tensor makes the host wait for the device.
+            batch.page_table[batch.slots, :width],
+        )
 
     def forward(
         self,
@@ -32,15 +58,11 @@ class TorchRefAttention:
         batch: AttentionBatch,
         variant: AttentionVariant,
     ) -> torch.Tensor:
-        page_size = k_cache.shape[1]
         out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
-        bounds = batch.cu_q_host.tolist()
-        # NOTE: this reads the pages of all rows at once. ``page_table[slots[row]]`` would read the
-        # slot back: indexing with a 0-dimensional tensor makes the host wait for the device.
-        tables = batch.page_table[batch.slots, : -(-int(batch.kv_lens_host.max()) // page_size)]
-        for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
-            begin, end = bounds[row], bounds[row + 1]
-            pages = tables[row, : -(-kv_len // page_size)]
+        rows = self._rows[batch.group]
+        for row, kv_len in enumerate(rows.kv_lens):
+            begin, end = rows.bounds[row], rows.bounds[row + 1]
+            pages = rows.tables[row, : -(-kv_len // self._page_size)]
             keys, values = (
                 cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache)
             )

@@ -185,6 +185,11 @@ class _TimedAttention:
         self._backend = backend
         self._works = works
 
+    def prepare(self, batch: AttentionBatch) -> None:
+        began = time.perf_counter()
+        self._backend.prepare(batch)
+        self._works["attention"].seconds += time.perf_counter() - began
+
     def forward(
         self,
         q: torch.Tensor,

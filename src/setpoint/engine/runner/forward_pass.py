@@ -67,7 +67,8 @@ class ForwardPass:
 
     @torch.inference_mode()
     def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:
-        """The arguments of the model's call: the ids [T] and the context."""
+        """The arguments of the model's call: the ids [T] and the context. Attention is prepared
+        for the step's rows."""
         ids, positions, kv_index = self._place(inputs, self.slots.tables()[0], backends)
         first = AttentionBatch(
             positions=positions,
@@ -83,6 +84,9 @@ class ForwardPass:
         for group, table in enumerate(self.slots.tables()[1:], 1):
             kv_index = self._place(inputs, table, backends)[2]
             batches.append(replace(first, kv_index=kv_index, page_table=table, group=group))
+        if inputs.num_tokens:
+            for batch in batches:
+                backends.attention.prepare(batch)
         return ids, ForwardContext(
             backends.ops,
             backends.attention,
