@@ -80,9 +80,9 @@ def bandwidth(num_threads: int) -> float:
     """Bytes per second that the threads read together."""
     # Here, because most scripts measure no bandwidth and start without torch.
     from setpoint.engine.kernels.cpu.library import load
-    from setpoint.engine.kernels.cpu.limits import LARGEST, CpuLimits
+    from setpoint.engine.kernels.cpu.peak_rates import LARGEST, CpuPeakRates
 
-    return CpuLimits(load(), num_threads).read_bytes_per_s(LARGEST)
+    return CpuPeakRates(load(), num_threads).read_bytes_per_s(LARGEST)
 
 
 def save(

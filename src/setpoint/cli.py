@@ -21,7 +21,7 @@ from setpoint.launch.deadline import END_S, LIMIT, end_at_signals
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
     from setpoint.config.environment import EnvSettings
-    from setpoint.launch.parent.model_report import Examined
+    from setpoint.launch.parent.model_report import ModelExamination
 
 _USAGE = """usage: setpoint COMMAND [options]
 
@@ -183,10 +183,10 @@ def _runs(name: str) -> Callable[[_Run], _Run]:
 
 @_runs("serve")
 def _serve(line: CommandLine, env: EnvSettings) -> int:
-    from setpoint.config.nodes import check_meeting, with_torchrun_ranks
+    from setpoint.config.nodes import check_rendezvous, with_torchrun_ranks
 
     options = with_torchrun_ranks(line.options, line.given, os.environ)
-    check_meeting(options)
+    check_rendezvous(options)
     if options.parallel.node_rank > 0:
         from setpoint.launch.parent.node import run_node
 
@@ -214,7 +214,7 @@ def _chat(line: CommandLine, env: EnvSettings) -> int:
 def _models(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.models_command import show_models
 
-    def measure(examined: Examined) -> None:
+    def measure(examined: ModelExamination) -> None:
         from setpoint.bench.engines.model_pace import measure_pace  # imports torch
 
         measure_pace(examined)

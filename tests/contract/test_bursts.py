@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids
-from setpoint.frontend.http.pace import PER_TURN, Pace, Rank
+from setpoint.frontend.http.pace import PER_TURN, TurnLimiter, Urgency
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
 from setpoint_testing.fake_engine import FakeEngine
@@ -138,10 +138,10 @@ def test_the_wait_for_a_turn_is_part_of_the_latency(
 ) -> None:
     """Red before: the latency began when the body was read, after any wait."""
 
-    def late(pace: Pace, function: Callable[[], object], rank: Rank) -> None:
+    def late(pace: TurnLimiter, function: Callable[[], object], rank: Urgency) -> None:
         asyncio.get_running_loop().call_later(0.2, function)
 
-    monkeypatch.setattr(Pace, "call", late)
+    monkeypatch.setattr(TurnLimiter, "call", late)
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 1}}
     with httpx.Client(timeout=PATIENCE_S) as client:
         answer = client.post(f"{http_url(FakeEngine())}/generate", json=body).json()

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from setpoint.core.errors import ConfigError
-from setpoint.frontend.storage.files import Limits
+from setpoint.frontend.storage.files import UploadLimits
 from setpoint.frontend.storage.storage import Storage
 
 Serve = Callable[..., None]
@@ -225,7 +225,7 @@ def test_limits(serve: Serve, tmp_path: Path) -> None:
         await files.delete(third.id)
         await files.create(file=("a", b"x" * 30), purpose="batch")
 
-    limits = Limits(file_bytes=100, num_files=3, total_bytes=150)
+    limits = UploadLimits(file_bytes=100, num_files=3, total_bytes=150)
     serve(scenario, storage=Storage(tmp_path, limits=limits))
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from setpoint.cli import main
-from setpoint.config.live import LIVE
+from setpoint.config.live_changes import LIVE
 from setpoint.core.control import OptionChange
 from setpoint.core.errors import ConfigError
 from setpoint.core.settings import Settings

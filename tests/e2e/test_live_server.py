@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from setpoint.cli import main
-from setpoint.config.live import LIVE
+from setpoint.config.live_changes import LIVE
 from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server, wait_until
 
 VALUES: dict[str, Any] = {

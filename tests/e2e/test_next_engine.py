@@ -21,7 +21,7 @@ from setpoint.launch.parent import configuration
 from setpoint.launch.parent.engine import launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
-from setpoint.launch.parent.served import Served, Several
+from setpoint.launch.parent.served_model import MachineShare, ServedModel
 from setpoint.observe.progress_display import Display
 from setpoint.offline.program_calls import Calls
 from setpoint_testing.server_process import wait_until
@@ -92,7 +92,7 @@ def test_the_progress_of_a_start_is_what_is_done_now(
     loaded; and the model that is loaded first was said to wait for others."""
     settle = configuration.settle
 
-    def slow_settle(*arguments: Any) -> Served:
+    def slow_settle(*arguments: Any) -> ServedModel:
         report("converting, 3 of 3 files")
         return settle(*arguments)
 
@@ -106,7 +106,7 @@ def test_the_progress_of_a_start_is_what_is_done_now(
         given=given,
         phases=Phases(),
         display=Display(shown.append, 0.01),
-        several=None if before is None else Several(1, str(tmp_path), before),
+        share=None if before is None else MachineShare(1, str(tmp_path), before),
     ) as launched:
         shown.clear()
         wait_until(lambda: len(shown) > 1)

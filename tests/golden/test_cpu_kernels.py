@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from setpoint.engine.kernels.cpu import ops as cpu_ops
-from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, GateActivation
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint_testing.cpu_levels import each_level
@@ -17,7 +17,7 @@ from setpoint_testing.cpu_levels import each_level
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
+CLAMPED = GateActivation("clamped_swiglu_mul", (1.702, 1.5))
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.expert_placement import places
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.kernels.cpu import ops as cpu_ops
-from setpoint.engine.kernels.ops import SCORINGS, SILU, Gate, Routing
+from setpoint.engine.kernels.ops import SCORINGS, SILU, GateActivation, Routing
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import blocks, cpu_linear, plain, w8a8_int8_cpu
 from setpoint.engine.quant.grouped import KernelExperts, LoopedExperts, StackedExperts, group
-from setpoint.engine.quant.linear_method import Blocks, PackedWeight
+from setpoint.engine.quant.linear_method import GgufWeight, PackedWeight
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.goldens import GOLDENS
@@ -26,7 +26,7 @@ from setpoint_testing.ranks import ranks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 EXPERTS, K, COLUMNS = 5, 96, 80
-CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
+CLAMPED = GateActivation("clamped_swiglu_mul", (1.702, 1.5))
 
 
 @each_level
@@ -153,7 +153,7 @@ def test_tokens_of_slots_are_counted(level: str) -> None:
                 assert slots_of_3 == [(0, 6, 7)[position % 3] for position in where]
 
 
-def packed(kind: str, level: str, seed: int, gate: Gate | None) -> PackedWeight:
+def packed(kind: str, level: str, seed: int, gate: GateActivation | None) -> PackedWeight:
     torch.manual_seed(seed)
     weight = torch.randn(2 * COLUMNS if gate else COLUMNS, K)
     if kind == "Q8_0":
@@ -161,7 +161,7 @@ def packed(kind: str, level: str, seed: int, gate: Gate | None) -> PackedWeight:
         codes = torch.randint(-127, 128, (len(weight), K // 32, 32), dtype=torch.int8)
         raw = torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], dim=2)
         method = blocks.create(BF16, level=level)
-        whole = Blocks(kind, raw.flatten(1))
+        whole = GgufWeight(kind, raw.flatten(1))
         return method.pack_gated(whole, None, gate) if gate else method.pack(whole, None)
     weight = weight.to(FP32 if kind == "fp32" else BF16)
     module = w8a8_int8_cpu if kind == "int8" else cpu_linear
@@ -180,7 +180,9 @@ CHOICES = {
 @each_level
 @pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "Q8_0"])
 @pytest.mark.parametrize("gate", [None, SILU, CLAMPED], ids=str)
-def test_each_row_is_the_product_with_its_expert(kind: str, level: str, gate: Gate | None) -> None:
+def test_each_row_is_the_product_with_its_expert(
+    kind: str, level: str, gate: GateActivation | None
+) -> None:
     weights = [packed(kind, level, seed, gate) for seed in range(EXPERTS)]
     grouped = group(weights)
     assert isinstance(grouped, KernelExperts)

@@ -12,13 +12,13 @@ import torch
 from test_captured_steps import make_runner, of_architecture, said, same
 
 from setpoint.core.plan import StepPlan
-from setpoint.engine.kernels.device import Shared
+from setpoint.engine.kernels.device import SharedTensor
 from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import Program
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.models.model_registry import MODELS
 from setpoint.engine.runner.batch import ForwardBatch
-from setpoint.engine.runner.forward_pass import Answer, ForwardPass, Inputs
+from setpoint.engine.runner.forward_pass import ForwardPass, Inputs, StepLogits
 from setpoint.engine.runner.model_runner import Forward
 from setpoint.engine.runner.way import Ran
 from setpoint_testing.against_transformers import write_tiny
@@ -31,7 +31,7 @@ class Graph:
 
     def __init__(self, forward_pass: ForwardPass, backends: Backends, size: int) -> None:
         self.slots, self.kv_lens, self.index, self.cu_q = (
-            Shared(torch.zeros(length, dtype=torch.int32))
+            SharedTensor(torch.zeros(length, dtype=torch.int32))
             for length in (size, size, size, size + 1)
         )
         self.cu_q.fill(np.arange(size + 1, dtype=np.int32))
@@ -43,7 +43,7 @@ class Graph:
         with recorder.recording():
             self.hidden: torch.Tensor = forward_pass.hidden(inputs, backends)
         with recorder.recording("samples"):
-            self.answer: Answer = forward_pass.answer(self.hidden, self.index.tensor, backends)
+            self.answer: StepLogits = forward_pass.answer(self.hidden, self.index.tensor, backends)
         self.program: Program = recorder.program(
             tokens=size, sequences=size, samples=size, gathered=size
         )

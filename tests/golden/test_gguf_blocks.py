@@ -32,13 +32,13 @@ from setpoint.core.model import BLOCK_KINDS, ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import ops as cpu_ops
-from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, GateActivation
 from setpoint.engine.models import blocks_source
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import cpu_linear as panel_linear
 from setpoint.engine.quant.blocks import KINDS
 from setpoint.engine.quant.dequantised import VALUES, dequantised
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing import tiny_gguf
 from setpoint_testing.conversion import converted_under
@@ -46,7 +46,7 @@ from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.plans import Driver
 
 BF16 = torch.bfloat16
-CLAMPED = Gate("clamped_swiglu_mul", (1.702, 1.5))
+CLAMPED = GateActivation("clamped_swiglu_mul", (1.702, 1.5))
 OF_FOLDERS = ("INT4Z", "INT8Z", "FP8")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
@@ -58,7 +58,7 @@ def row_of(kind: str, num_blocks: int) -> int:
 
 def quantised(
     kind: str, columns: int, k: int, seed: int = 0, size: float = 0.1
-) -> tuple[Blocks, torch.Tensor]:
+) -> tuple[GgufWeight, torch.Tensor]:
     """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion
     makes of them."""
     rng, block = np.random.default_rng(seed), BLOCK_KINDS[kind]
@@ -76,12 +76,14 @@ def quantised(
         raw[..., at : at + 2] = values[..., None].view(np.uint8)
     rows = raw.reshape(columns, -1)
     bits = _round_bf16(gguf.dequantize(rows, Kind[kind]))
-    return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(BF16)
+    return GgufWeight(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(
+        BF16
+    )
 
 
 def of_folder(
     kind: str, rng: np.random.Generator, shape: tuple[int, int], size: float
-) -> tuple[Blocks, torch.Tensor]:
+) -> tuple[GgufWeight, torch.Tensor]:
     """The same for the kinds that are made of a quantised folder's tensors: scale · (code - zero),
     in fp32."""
     scales = rng.normal(0, size, (*shape, 1)).astype(np.float16 if kind == "INT4Z" else np.float32)
@@ -99,7 +101,9 @@ def of_folder(
     parts = [scales.view(np.uint8).reshape(*shape, -1), zeros.astype(np.uint8), codes]
     rows = np.concatenate([parts[0], *parts[1 + (kind == "FP8") :]], axis=2).reshape(shape[0], -1)
     bits = _round_bf16((plain * scales.astype(np.float32)).reshape(shape[0], -1))
-    return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(BF16)
+    return GgufWeight(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(
+        BF16
+    )
 
 
 @each_level
@@ -178,7 +182,9 @@ def test_every_scale_of_a_k_quant_meets_its_codes(kind: str, level: str) -> None
     for at in BLOCK_KINDS[kind].scales:
         raw[:, at : at + 2] = rng.uniform(0.5, 1, 64).astype(np.float16)[:, None].view(np.uint8)
     expected = _round_bf16(gguf.dequantize(raw, Kind[kind]))
-    packed = block_linear.create(BF16, level=level).pack(Blocks(kind, torch.from_numpy(raw)), None)
+    packed = block_linear.create(BF16, level=level).pack(
+        GgufWeight(kind, torch.from_numpy(raw)), None
+    )
     rows = packed.rows(torch.arange(64, dtype=torch.int32), 1.0).view(torch.int16).numpy()
     np.testing.assert_array_equal(rows.view(np.uint16), expected)
     unit, weight = torch.eye(256).to(BF16), torch.from_numpy(expected.view(np.int16)).view(BF16)

@@ -14,7 +14,7 @@ from setpoint.core.work import Work
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.measured import MeasuredExecutor, num_visible
-from setpoint.engine.kernels.cpu import build, limits
+from setpoint.engine.kernels.cpu import build, peak_rates
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.layers.linear import Linear, TiedHead
 from setpoint.engine.models.library_model import PackedLinear
@@ -138,11 +138,11 @@ class Timed:
     """No other program takes the processor."""
 
     def read_memory(self, *arguments: int) -> object:
-        self._now += next(self._seconds, limits.SECONDS)
+        self._now += next(self._seconds, peak_rates.SECONDS)
         return self._kernels.read_memory(*arguments)
 
     def multiply(self, *arguments: int) -> int:
-        self._now += next(self._seconds, limits.SECONDS)
+        self._now += next(self._seconds, peak_rates.SECONDS)
         return int(self._kernels.multiply(*arguments))
 
 
@@ -154,17 +154,17 @@ def test_limits_count_the_work_of_the_fastest_run(
     fastest, is the machine's affair."""
     kernels = load(level)
     timed = Timed(kernels, [0.004, 0.002, 0.003])
-    monkeypatch.setattr(limits, "time", timed)
-    found = limits.CpuLimits(timed, threads=1)  # type: ignore[arg-type]
+    monkeypatch.setattr(peak_rates, "time", timed)
+    found = peak_rates.CpuPeakRates(timed, threads=1)  # type: ignore[arg-type]
     assert found.read_bytes_per_s(5 << 20) == pytest.approx((4 << 20) / 0.002)
     assert (
         found.read_bytes_per_s(1)
-        == found.read_bytes_per_s(limits.SMALLEST)
-        == pytest.approx(limits.SMALLEST / limits.SECONDS)
+        == found.read_bytes_per_s(peak_rates.SMALLEST)
+        == pytest.approx(peak_rates.SMALLEST / peak_rates.SECONDS)
     )
     lanes = {
         product: kernels.multiply(number, 1, 1) / kernels.multiply(0, 1, 1)
-        for product, number in limits.PRODUCTS.items()
+        for product, number in peak_rates.PRODUCTS.items()
     }
     if (
         level in TILES
@@ -177,23 +177,23 @@ def test_limits_count_the_work_of_the_fastest_run(
             "bfloat16": 2 if level == "avx512_bf16" else 1,
             "int8": 4 if bytes_at_once else 1,
         }
-    for product, number in limits.PRODUCTS.items():
+    for product, number in peak_rates.PRODUCTS.items():
         assert found.flops(product) == pytest.approx(
-            kernels.multiply(number, 1, 1) * limits.ROUNDS / limits.SECONDS
+            kernels.multiply(number, 1, 1) * peak_rates.ROUNDS / peak_rates.SECONDS
         )
     assert found.flops("float64") == pytest.approx(found.flops("float32"))
     assert found.measured().keys() == {"threads", "read_bytes_per_s", "flops"}
 
 
 def test_limits_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SECONDS", 0.01)
-    found = limits.CpuLimits(load(), threads=1)
-    assert all(found.flops(product) > 0 for product in limits.PRODUCTS)
-    assert found.read_bytes_per_s(limits.SMALLEST) > 0
+    monkeypatch.setattr(peak_rates, "SECONDS", 0.01)
+    found = peak_rates.CpuPeakRates(load(), threads=1)
+    assert all(found.flops(product) > 0 for product in peak_rates.PRODUCTS)
+    assert found.read_bytes_per_s(peak_rates.SMALLEST) > 0
 
 
 def test_no_limits_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limits.machine_limits("cuda", threads=1) is None
-    assert limits.machine_limits("cpu", threads=1) is not None
+    assert peak_rates.machine_limits("cuda", threads=1) is None
+    assert peak_rates.machine_limits("cpu", threads=1) is not None
     monkeypatch.setenv("SETPOINT_CPU_ISA", "sse9")
-    assert limits.machine_limits("cpu", threads=1) is None
+    assert peak_rates.machine_limits("cpu", threads=1) is None

@@ -16,7 +16,7 @@ from test_gguf_blocks import quantised, row_of
 
 from setpoint.engine.kernels.cpu import build, choices, library
 from setpoint.engine.kernels.cpu.calls import LinearCall
-from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, summary
+from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, TunedProduct, summary
 from setpoint.engine.kernels.cpu.probe import PROBED_ROWS, measure
 from setpoint.engine.kernels.ops import GELU_TANH, SILU
 from setpoint.engine.quant import blocks as block_linear
@@ -164,7 +164,9 @@ class Scripted:
         return self._now
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, kernels: Scripted, folder: Path) -> tuple[Choice, ...]:
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, kernels: Scripted, folder: Path
+) -> tuple[TunedProduct, ...]:
     monkeypatch.setattr(time, "thread_time", kernels.thread_time)
     return choices.choose(kernels, folder / "level-1.so", measure)
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.engine.models.weight_sources import Checkpoint
+from setpoint.engine.models.weight_sources import CheckpointFiles
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.quantised_folders import FORMATS, quantise
@@ -91,7 +91,7 @@ def outcome(folder: Path) -> str:
     try:
         spec = read_spec(folder)
         with ExitStack() as stack:
-            source = Checkpoint(folder, stack, with_blocks=True, matrices=spec.quantised)
+            source = CheckpointFiles(folder, stack, with_blocks=True, matrices=spec.quantised)
             for tensor in source.quantised.values():
                 outputs, inputs = tensor.shape
                 for kind in tensor.kinds():

@@ -17,7 +17,7 @@ from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 from setpoint.engine.quant.w8a8_int8 import block_size, quantize_rows, rotate
 from setpoint_testing.cpu_levels import each_level
 
@@ -72,7 +72,7 @@ def fill(blocks: np.ndarray, kind: str, code: int) -> None:
         blocks[..., {"Q4_0": 2, "Q4_1": 4, "Q4_K": 16}[kind] :] = code * 17
 
 
-def weights(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+def weights(blocks: GgufWeight) -> tuple[np.ndarray, np.ndarray]:
     """Codes [N, K] and scales [N, spans] of a weight: in a span weights become whole units, of
     which the largest possible one has UNITS; runs are rotated; the largest sum becomes 127."""
     scale, minimum, code = numbers(blocks.rows.numpy(), blocks.kind)
@@ -102,7 +102,7 @@ def weights(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     return codes, np.stack(all_scales, 1)
 
 
-def expected_of(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+def expected_of(x: torch.Tensor, blocks: GgufWeight) -> torch.Tensor:
     """Sums of integers over a span; then in fp32, span after span."""
     codes, scales = weights(blocks)
     rotated = rotate(x.float())
@@ -178,7 +178,7 @@ def test_extreme_codes_and_scales(kind: str, level: str) -> None:
             at = block.scales[i]
             raw[..., at : at + 2] = np.array([number], np.float16).view(np.uint8)
             raw[5, :, at : at + 2] = 0
-        blocks = Blocks(kind, torch.from_numpy(raw.reshape(33, -1)))
+        blocks = GgufWeight(kind, torch.from_numpy(raw.reshape(33, -1)))
         ours = block_linear.create(BF16, level=level, rounded=True).pack(blocks, None)
         assert torch.equal(ours(x), expected_of(x, blocks)), byte
 

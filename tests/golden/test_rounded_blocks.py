@@ -20,7 +20,7 @@ from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
 from setpoint.engine.quant import grouped
-from setpoint.engine.quant.linear_method import Blocks, choose_blocks
+from setpoint.engine.quant.linear_method import GgufWeight, choose_blocks
 from setpoint_testing import tiny_gguf
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.plans import Driver
@@ -70,7 +70,7 @@ def parts(raw: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return numbers[0], numbers[1], factors[0], factors[1][..., 0]
 
 
-def reference(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+def reference(x: torch.Tensor, blocks: GgufWeight) -> torch.Tensor:
     """The product by the definition: each group is summed in integers, then the groups one after
     another in fp32."""
     codes, steps, scales = rounded(x.float().numpy(), blocks.kind)
@@ -132,7 +132,7 @@ def test_the_largest_sums_of_a_group_fit(kind: str, level: str) -> None:
             raw[:, 192:208] = byte
         for at in block.scales:
             raw[:, at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
-        blocks, x = Blocks(kind, torch.from_numpy(raw)), torch.full((9, 256), -3.0).to(BF16)
+        blocks, x = GgufWeight(kind, torch.from_numpy(raw)), torch.full((9, 256), -3.0).to(BF16)
         ours = block_linear.create(BF16, level=level, rounded=True).pack(blocks, None)
         for each in (x, -x):
             assert torch.equal(ours(each), reference(each, blocks))

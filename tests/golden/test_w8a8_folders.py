@@ -7,7 +7,7 @@ import torch
 
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import blocks as block_linear
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 from setpoint.engine.quant.quantised_numbers import Numbers, w8a8_rows
 from setpoint_testing.cpu_levels import each_level
 
@@ -41,7 +41,7 @@ def expected(weight: Numbers, x: torch.Tensor, scale: float) -> torch.Tensor:
 def test_products_are_the_definition(columns: int, k: int, scale: float, level: str) -> None:
     torch.manual_seed(columns)
     weight, x, bias = weight_of(columns, k), torch.randn(64, k).to(BF16), torch.randn(columns)
-    stored = Blocks("W8A8", w8a8_rows(weight, scale))
+    stored = GgufWeight("W8A8", w8a8_rows(weight, scale))
     method = block_linear.create(BF16, level=level)
     plain, biased = (method.pack_stack([stored], b) for b in (None, bias.to(BF16)))
     for rows in ROWS:
@@ -56,7 +56,7 @@ def test_gates_are_applied_to_the_sums(level: str) -> None:
     torch.manual_seed(1)
     weight, x = weight_of(70, 96), torch.randn(9, 96).to(BF16)
     gated = block_linear.create(BF16, level=level).pack_gated(
-        Blocks("W8A8", w8a8_rows(weight, 0.0)), None, SILU
+        GgufWeight("W8A8", w8a8_rows(weight, 0.0)), None, SILU
     )
     gate, up = expected(weight, x, 0.0).chunk(2, dim=1)
     theirs = (torch.nn.functional.silu(gate) * up).to(BF16)
@@ -68,7 +68,7 @@ def test_a_row_without_numbers_gives_none() -> None:
     x[1, 5] = torch.nan
     for scale in (0.0, 0.5):
         packed = block_linear.create(BF16).pack_stack(
-            [Blocks("W8A8", w8a8_rows(weight, scale))], None
+            [GgufWeight("W8A8", w8a8_rows(weight, scale))], None
         )
         found = packed(x)
         assert found[1].isnan().all()

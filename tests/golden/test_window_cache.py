@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.core.records import Refusal, StepDone
+from setpoint.core.records import AdmissionRefusal, StepDone
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -146,7 +146,9 @@ def test_small_pools_make_requests_wait(model: Model, wanted: list[list[int]]) -
     harness = model.harness(num_tokens=num_tokens, chunked_prefill_size=16)
     for turn in ("cold", "warm"):
         assert answers(harness) == wanted, turn
-    assert any(Refusal.NO_MEMORY in step.refusals for step in harness.recorder.of(StepDone))
+    assert any(
+        AdmissionRefusal.NO_MEMORY in step.refusals for step in harness.recorder.of(StepDone)
+    )
     if not harness.cache.row.num_full:
         assert not harness.recorder.retractions
 

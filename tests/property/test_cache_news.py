@@ -13,7 +13,7 @@ from setpoint.core.prefix_digest import grown, names_of
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.ipc import balance
-from setpoint.ipc.balance import CacheAware, Load
+from setpoint.ipc.balance import CacheAware, EngineLoad
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cache.news import CacheNews
 
@@ -43,7 +43,7 @@ def run(seed: int, seen: Counter[str]) -> None:
     page_size = rng.choice([1, 1, 2, 4, 3, 8])
     cache = KVCache(num_pages=60 // page_size + 4, page_size=page_size)
     cache.listen(CacheNews(BLOCK))
-    load, handles = Load(0, keeps_prefixes=True), []
+    load, handles = EngineLoad(0, keeps_prefixes=True), []
     for _ in range(60):
         namespace = rng.choice(["", "", "other"])
         ids = np.array([rng.randrange(2) for _ in range(rng.randrange(1, 24))], dtype=np.int32)
@@ -95,7 +95,7 @@ def test_news_add_up_to_the_cache() -> None:
 
 
 def test_requests_with_one_beginning_stay_together_until_that_costs_more() -> None:
-    aware, loads = CacheAware(), [Load(rank, keeps_prefixes=True) for rank in range(2)]
+    aware, loads = CacheAware(), [EngineLoad(rank, keeps_prefixes=True) for rank in range(2)]
     start = list(range(100, 100 + 50 * BLOCK))
     chosen = []
     for number in range(20):
@@ -111,7 +111,7 @@ def test_requests_with_one_beginning_stay_together_until_that_costs_more() -> No
 
 
 def test_what_open_requests_bring_is_forgotten_with_them() -> None:
-    load, request = Load(0, keeps_prefixes=True), request_of(list(range(5 * BLOCK)))
+    load, request = EngineLoad(0, keeps_prefixes=True), request_of(list(range(5 * BLOCK)))
     names = names_of(grown(b"", request.prompt_ids, ""))
     load.add(request)
     assert load.num_cached(names) == 5 * BLOCK

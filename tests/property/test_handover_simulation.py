@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.records import HandedOver, TransferEnded
-from setpoint.core.transfers import Direction, Place
+from setpoint.core.transfers import Direction, KVLocation
 from setpoint.recording.format import ON
 from setpoint_testing.recordings import record, replayed
 from setpoint_testing.simulation.handover import Faults, Run
@@ -69,7 +69,7 @@ def test_both_engines_use_the_store() -> None:
         run.run(12)
         for name, side in (("prefill", run.prefill), ("decode", run.decode)):
             for each in side.recorder.of(TransferEnded):
-                if each.place is Place.STORAGE:
+                if each.place is KVLocation.STORAGE:
                     moved[name, each.direction] += each.num_tokens
     assert all(moved.values()), moved
 

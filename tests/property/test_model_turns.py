@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from setpoint.frontend.several.turns import Admit, Close, Load, Place, Turns, Unload
+from setpoint.frontend.multi_model.swap_planner import (
+    AdmitRequests,
+    CloseModel,
+    LoadModel,
+    LoadState,
+    SwapPlanner,
+    UnloadModel,
+)
 
 TURN_S = 5.0
 
@@ -19,7 +26,7 @@ class World:
         self.rng = random.Random(seed)
         self.names = [f"m{number}" for number in range(num_models)]
         self.most, self.now = most, 0.0
-        self.turns = Turns(self.names, most=most, turn_s=TURN_S)
+        self.turns = SwapPlanner(self.names, most=most, turn_s=TURN_S)
         self.running: dict[str, list[float]] = {name: [] for name in self.names}
         """When each admitted request came."""
         self.waiting: dict[str, list[float]] = {name: [] for name in self.names}
@@ -29,7 +36,7 @@ class World:
 
     def arrive(self, name: str) -> None:
         if self.turns.arrived(name, self.now):
-            assert self.turns.place(name) is Place.HERE
+            assert self.turns.state(name) is LoadState.LOADED
             self.running[name].append(self.now)
         else:
             self.waiting[name].append(self.now)
@@ -64,32 +71,32 @@ class World:
     def look(self) -> None:
         for action in self.turns.step(self.now):
             match action:
-                case Admit(name):
-                    assert self.turns.place(name) is Place.HERE
+                case AdmitRequests(name):
+                    assert self.turns.state(name) is LoadState.LOADED
                     waits = [self.now - came for came in self.waiting[name]]
                     self.longest_wait = max(self.longest_wait, *waits)
                     self.running[name] += self.waiting[name]
                     self.waiting[name] = []
-                case Load(name):
+                case LoadModel(name):
                     assert not self.running[name]
                     self.going_on.append(("load", name))
-                case Unload(name):
+                case UnloadModel(name):
                     assert not self.running[name], "it has open requests"
                     self.going_on.append(("unload", name))
-                case Close(name, wanted):
+                case CloseModel(name, wanted):
                     assert self.running[name]
-                    assert self.turns.place(wanted) is Place.AWAY
+                    assert self.turns.state(wanted) is LoadState.UNLOADED
                     assert self.now - self.turns.wanted_since(wanted) >= TURN_S
         self.check()
 
     def check(self) -> None:
-        places = [self.turns.place(name) for name in self.names]
-        assert sum(place is not Place.AWAY for place in places) <= self.most
+        places = [self.turns.state(name) for name in self.names]
+        assert sum(state is not LoadState.UNLOADED for state in places) <= self.most
         for name in self.names:
             assert self.turns.num_running(name) == len(self.running[name])
             assert self.turns.num_waiting(name) == len(self.waiting[name])
             if self.running[name]:
-                assert self.turns.place(name) is Place.HERE
+                assert self.turns.state(name) is LoadState.LOADED
         # Nothing that could be done now is left.
         assert self.turns.step(self.now) == []
 
@@ -166,36 +173,36 @@ def test_a_model_that_is_never_idle_does_not_keep_others_waiting(num_models: int
 
 
 def test_the_model_that_was_idle_for_longest_makes_room() -> None:
-    turns = Turns("abc", most=2, turn_s=TURN_S)
+    turns = SwapPlanner("abc", most=2, turn_s=TURN_S)
     turns.loaded("a", 0.0)
     turns.loaded("b", 1.0)
     assert turns.arrived("a", 2.0)
     turns.ended("a", 3.0)
     assert not turns.arrived("c", 4.0)
-    assert turns.step(4.0) == [Unload("b", "c needs its room")]
+    assert turns.step(4.0) == [UnloadModel("b", "c needs its room")]
     turns.unloaded("b")
-    assert turns.step(4.1) == [Load("c")]
+    assert turns.step(4.1) == [LoadModel("c")]
     turns.loaded("c", 4.2)
-    assert turns.step(4.2) == [Admit("c")]
+    assert turns.step(4.2) == [AdmitRequests("c")]
 
 
 def test_a_busy_model_is_closed_after_its_turn_and_opened_again_when_nobody_waits() -> None:
-    turns = Turns("ab", most=1, turn_s=TURN_S)
+    turns = SwapPlanner("ab", most=1, turn_s=TURN_S)
     turns.loaded("a", 0.0)
     assert turns.arrived("a", 1.0)
     assert not turns.arrived("b", 2.0)
     assert turns.step(2.0) == []
     assert turns.next_at(2.0) == 7.0
     assert turns.arrived("a", 6.9)
-    assert turns.step(7.0) == [Close("a", "b")]
+    assert turns.step(7.0) == [CloseModel("a", "b")]
     assert turns.step(7.0) == [], "it is said once"
     assert not turns.arrived("a", 7.1), "the model is closed"
     turns.gave_up("b", 0)
-    assert turns.step(7.2) == [Admit("a")]
+    assert turns.step(7.2) == [AdmitRequests("a")]
 
 
 def test_a_model_is_unloaded_when_its_keep_alive_has_passed() -> None:
-    turns = Turns("a", most=1, turn_s=TURN_S)
+    turns = SwapPlanner("a", most=1, turn_s=TURN_S)
     turns.loaded("a", 0.0)
     assert turns.arrived("a", 1.0)
     turns.keep("a", 5.0, 1.0)
@@ -203,19 +210,19 @@ def test_a_model_is_unloaded_when_its_keep_alive_has_passed() -> None:
     turns.ended("a", 8.0)
     assert turns.step(8.0) == []
     assert turns.next_at(8.0) == 13.0
-    assert turns.step(13.0) == [Unload("a", "its keep_alive has passed")]
+    assert turns.step(13.0) == [UnloadModel("a", "its keep_alive has passed")]
 
 
 def test_a_dismissed_model_goes_when_its_requests_have_ended_and_may_come_back() -> None:
-    turns = Turns("a", most=1, turn_s=TURN_S)
+    turns = SwapPlanner("a", most=1, turn_s=TURN_S)
     turns.loaded("a", 0.0)
     assert turns.arrived("a", 1.0)
     turns.dismiss("a")
     assert turns.step(1.0) == []
     turns.ended("a", 2.0)
-    assert turns.step(2.0) == [Unload("a", "a client asked for it")]
+    assert turns.step(2.0) == [UnloadModel("a", "a client asked for it")]
     turns.unloaded("a")
     turns.wish("a", 3.0)
-    assert turns.step(3.0) == [Load("a")]
+    assert turns.step(3.0) == [LoadModel("a")]
     turns.loaded("a", 4.0)
     assert turns.step(4.0) == []

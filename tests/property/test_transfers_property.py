@@ -9,7 +9,7 @@ import pytest
 
 from setpoint.core.messages import Moved
 from setpoint.core.pagerows import PageRow, WindowColumns
-from setpoint.core.transfers import Direction, Place
+from setpoint.core.transfers import Direction, KVLocation
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.transfers import Transfers
 from setpoint_testing.harness import Recorder
@@ -37,13 +37,16 @@ def test_pages_are_held_until_the_end_of_each_transfer(seed: int) -> None:
         match rng.choice(["reserve", "hold", "end", "end", "flush", "compute", "free"]):
             case "reserve":
                 found = transfers.reserve(
-                    Place.STORAGE, tokens(rng), rng.choice(["", "s"]), lambda *_: ended.append(1)
+                    KVLocation.STORAGE,
+                    tokens(rng),
+                    rng.choice(["", "s"]),
+                    lambda *_: ended.append(1),
                 )
                 open_ids += [] if found is None else [found.id]
             case "hold":
                 start = rng.randrange(3) * page_size
                 found = transfers.hold(
-                    Place.STORAGE, tokens(rng), "", start, lambda *_: ended.append(1)
+                    KVLocation.STORAGE, tokens(rng), "", start, lambda *_: ended.append(1)
                 )
                 open_ids += [] if found is None else [found.id]
                 assert found is None or len(found.ids) > found.start
@@ -100,7 +103,7 @@ def test_what_a_load_brings_is_matched_like_what_was_computed() -> None:
     cache = KVCache(num_pages=32, page_size=2)
     transfers, reached = Transfers(cache, Recorder()), []
     ids = np.arange(9, dtype=np.int32)
-    load = transfers.reserve(Place.STORAGE, ids, "", lambda *found: reached.append(found[0]))
+    load = transfers.reserve(KVLocation.STORAGE, ids, "", lambda *found: reached.append(found[0]))
     assert load is not None
     assert (load.start, len(load.ids), len(load.rows)) == (0, 8, 4)
     assert cache.pool_stats().held == 8
@@ -108,7 +111,7 @@ def test_what_a_load_brings_is_matched_like_what_was_computed() -> None:
     assert reached == [4], "whole pages only"
     assert cache.peek(ids) == 4
     assert cache.pool_stats().held == 0
-    rest = transfers.reserve(Place.STORAGE, ids, "", lambda *found: reached.append(found[0]))
+    rest = transfers.reserve(KVLocation.STORAGE, ids, "", lambda *found: reached.append(found[0]))
     assert rest is not None
     assert rest.start == 4
     assert cache.locked_tokens == 4
@@ -122,6 +125,6 @@ def test_what_a_load_brings_is_matched_like_what_was_computed() -> None:
 def test_a_load_that_does_not_fit_holds_nothing() -> None:
     cache = KVCache(num_pages=4, page_size=1)
     transfers = Transfers(cache, Recorder())
-    assert transfers.reserve(Place.HOST, np.arange(5, dtype=np.int32), "", print) is None
-    assert transfers.hold(Place.HOST, np.arange(5, dtype=np.int32), "", 0, print) is None
+    assert transfers.reserve(KVLocation.HOST, np.arange(5, dtype=np.int32), "", print) is None
+    assert transfers.hold(KVLocation.HOST, np.arange(5, dtype=np.int32), "", 0, print) is None
     assert cache.free_tokens == 4

@@ -19,7 +19,7 @@ import numpy as np
 
 from setpoint.core.prefix_digest import grown
 from setpoint.core.request import Ids, pack_ids
-from setpoint.core.transfers import Direction, Place, Transfer
+from setpoint.core.transfers import Direction, KVLocation, Transfer
 from setpoint.tiers import file_store
 from setpoint.tiers.block_keys import block_keys
 from setpoint.tiers.file_store import FileLimits, FileStore
@@ -63,7 +63,7 @@ def is_right(key: bytes, data: Bytes) -> bool:
 
 
 class MadeUpRows:
-    """Implements ``tiers.mover.Rows`` over pages that are made up when they are read."""
+    """Implements ``tiers.mover.PoolRows`` over pages that are made up when they are read."""
 
     width = 1
     row_bytes = ROW_BYTES
@@ -104,7 +104,7 @@ def main() -> None:
             Transfer(
                 number + 1,
                 Direction.SAVE,
-                Place.STORAGE,
+                KVLocation.STORAGE,
                 pages,
                 0,
                 ids_of(life, number),

@@ -38,10 +38,10 @@ from setpoint.core.control import (
     Operate,
     OperationDone,
     Pause,
+    PauseDone,
     PauseMode,
     Refused,
     RequestList,
-    Standstill,
     TierState,
 )
 from setpoint.core.errors import ConfigError
@@ -205,7 +205,7 @@ class FakeEngine:
                 self.paused = mode
                 if mode is PauseMode.ABORT:
                     self._abort_all()
-                return Standstill(len(self.running))
+                return PauseDone(len(self.running))
             case Hold():
                 if self.running and self.paused is None:
                     return Refused("An engine is not idle.")

@@ -16,7 +16,7 @@ from setpoint.core.handshake import key_for, new_bytes
 from setpoint.core.request import Ids
 from setpoint.frontend.http.port import bind_socket
 from setpoint.handover.bootstrap_client import register
-from setpoint.handover.bootstrap_server import BootstrapServer, Facts
+from setpoint.handover.bootstrap_server import BootstrapServer, ServerFacts
 from setpoint.handover.giver import RoomGiver, listening
 from setpoint.handover.giving import Terms
 from setpoint.handover.identity import Identity
@@ -111,7 +111,7 @@ class Pair:
 @contextmanager
 def bootstrap_server(key: bytes, *, dp_size: int = 1, api_key: str | None = None) -> Iterator[int]:
     """A bootstrap server in a thread; its port."""
-    server = BootstrapServer(Facts(1, dp_size, 1, "auto"), key, api_key=api_key)
+    server = BootstrapServer(ServerFacts(1, dp_size, 1, "auto"), key, api_key=api_key)
     with bind_socket(HOST, 0) as sock, answering(server, sock):
         yield sock.getsockname()[1]
 

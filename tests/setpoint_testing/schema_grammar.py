@@ -11,7 +11,7 @@ from setpoint.core.errors import RequestError
 from setpoint.grammar.guidance import LIMITS
 from setpoint.grammar.schema import llguidance_schema
 from setpoint.schemas.reading import checked_schema
-from setpoint.schemas.report import Report
+from setpoint.schemas.report import LossReport
 from setpoint.schemas.rewriting import rewritten
 
 _BYTES = LLTokenizer("byte")
@@ -23,7 +23,7 @@ class SchemaGrammar:
     def __init__(self, schema: Any) -> None:
         found = rewritten(checked_schema(schema))
         self.schema = found.schema
-        self.report: Report = found.report
+        self.report: LossReport = found.report
         definition = json.dumps(llguidance_schema(found.schema))
         self._matcher = LLMatcher(
             _BYTES,

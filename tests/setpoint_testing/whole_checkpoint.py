@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from setpoint.core.weightfiles import SINGLE_NAME
-from setpoint.engine.models.weight_sources import Checkpoint
+from setpoint.engine.models.weight_sources import CheckpointFiles
 
 
 def write_whole(folder: Path, target: Path) -> Path:
@@ -19,6 +19,6 @@ def write_whole(folder: Path, target: Path) -> Path:
     for path in (*folder.glob("*.json"), *folder.glob("*.jinja")):
         shutil.copy(path, target)
     with ExitStack() as stack:
-        tensors = Checkpoint(folder, stack).read_all()
+        tensors = CheckpointFiles(folder, stack).read_all()
         save_file(tensors, target / SINGLE_NAME, {"format": "pt"})
     return target

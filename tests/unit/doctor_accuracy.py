@@ -15,7 +15,7 @@ from typing import Any
 from setpoint.core.errors import SourceError
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_report
+from setpoint.doctor.main_report import main_report
 from setpoint.doctor.readers.sources import observe_sources
 
 REPOSITORY = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from setpoint.core.control import EngineFacts, GetState, InternalState, MemoryUs
 from setpoint.core.moments import Moment
 from setpoint.core.records import Record
 from setpoint.core.settings import Settings
-from setpoint.frontend.telemetry.metrics.engines import EngineFigures
+from setpoint.frontend.telemetry.metrics.engines import RankFigures
 from setpoint.frontend.telemetry.metrics.exposition import Metrics, scrape
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
@@ -91,7 +91,7 @@ def _metrics() -> Metrics:
         model_name="m",
         extra_labels={},
         client=EngineClient(),
-        figures=lambda: EngineFigures(context_len=CONTEXT, page_size=1),
+        figures=lambda: RankFigures(context_len=CONTEXT, page_size=1),
         requests=RequestMetrics(),
         http=HttpMetrics(),
         server=dict,

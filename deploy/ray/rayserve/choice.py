@@ -13,7 +13,7 @@ from setpoint.core.messages import Cached
 from setpoint.core.prefix_digest import names_of
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
-from setpoint.ipc.balance import CacheAware, Load
+from setpoint.ipc.balance import CacheAware, EngineLoad
 
 FRESH_S = 5.0
 """Seconds for which the prefixes of an ended request count as cached although no report contains
@@ -29,7 +29,7 @@ class Choice:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._rule = CacheAware()
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, EngineLoad] = {}
         self._held: dict[str, bytes] = {}
         """The last report of each replica about its cache."""
         self._sent: dict[str, tuple[str, list[Request]]] = {}
@@ -48,7 +48,7 @@ class Choice:
                 del self._sent[request]
         for name, hashes in held.items():
             if name not in self._loads:
-                self._loads[name] = Load(self._num_known, keeps_prefixes=True)
+                self._loads[name] = EngineLoad(self._num_known, keeps_prefixes=True)
                 self._left[name] = deque()
                 self._num_known += 1
             if self._held.get(name) != hashes:

@@ -68,7 +68,7 @@ class Marks:
         return bool(self._bits[number >> 3] >> (number & 7) & 1)
 
 
-class Source(Protocol):
+class BatchInput(Protocol):
     """An input file, held open from the survey to the last entry."""
 
     def survey(self) -> Survey:

@@ -30,7 +30,7 @@ class Response(msgspec.Struct, frozen=True):
     body: Any
 
 
-class Record(msgspec.Struct, frozen=True):
+class OutputRecord(msgspec.Struct, frozen=True):
     """``error`` is set for every request that failed. For those, ``response`` is set only if a
     server would have answered with one."""
 
@@ -48,7 +48,7 @@ class RecordHead(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decode_record = msgspec.json.Decoder(Record).decode
+_decode_record = msgspec.json.Decoder(OutputRecord).decode
 _decode_head = msgspec.json.Decoder(RecordHead).decode
 
 
@@ -69,14 +69,16 @@ def first_bytes(digest: str) -> bytes:
     return f'{{"id":"{record_id(digest, 0)[:-1]}'.encode()
 
 
-def answer_record(digest: str, entry: Entry, reply: dict[str, Any]) -> Record:
+def answer_record(digest: str, entry: Entry, reply: dict[str, Any]) -> OutputRecord:
     own_id = record_id(digest, entry.number)
-    return Record(own_id, entry.custom_id, Response(200, str(reply.get("id", own_id)), reply), None)
+    return OutputRecord(
+        own_id, entry.custom_id, Response(200, str(reply.get("id", own_id)), reply), None
+    )
 
 
-def failure_record(digest: str, entry: Entry, problem: Problem) -> Record:
+def failure_record(digest: str, entry: Entry, problem: Problem) -> OutputRecord:
     """The record of a request that was never sent."""
-    return Record(
+    return OutputRecord(
         record_id(digest, entry.number),
         entry.custom_id,
         None,
@@ -84,20 +86,20 @@ def failure_record(digest: str, entry: Entry, problem: Problem) -> Record:
     )
 
 
-def refusal_record(digest: str, entry: Entry, message: str, *, status_code: int) -> Record:
+def refusal_record(digest: str, entry: Entry, message: str, *, status_code: int) -> OutputRecord:
     """The record of a request that was sent and refused. Its response is what a server would have
     answered."""
     own_id = record_id(digest, entry.number)
     body = error_body(Refusal(message=message, status_code=status_code))
     error = Error(f"status_{status_code}", message, entry.number)
-    return Record(own_id, entry.custom_id, Response(status_code, own_id, body), error)
+    return OutputRecord(own_id, entry.custom_id, Response(status_code, own_id, body), error)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: OutputRecord) -> bytes:
     return _encoder.encode(record) + b"\n"
 
 
-def decode(line: bytes) -> Record:
+def decode(line: bytes) -> OutputRecord:
     """Decode a line of a journal that has been recovered."""
     return _decode_record(line)
 

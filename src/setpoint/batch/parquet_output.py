@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from setpoint.batch.entry import BatchError, Survey
-from setpoint.batch.output_record import Record, decode
+from setpoint.batch.output_record import OutputRecord, decode
 from setpoint.batch.parquet import first_line, load_pyarrow
 from setpoint.batch.tally import Tally
 
@@ -94,7 +94,7 @@ def _row_groups(lines: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: OutputRecord) -> dict[str, Any]:
     response, error = record.response, record.error
     return {
         "id": record.id,

@@ -20,7 +20,7 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.replies import Exchange
 from setpoint.frontend.apis.openai.route_table import Api, openai_apis
-from setpoint.frontend.feed import EngineView, Gate
+from setpoint.frontend.feed import BatchGate, EngineView
 from setpoint.frontend.jobs import Job
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class BatchRun:
         *,
         digest: str,
         endpoint: str | None = None,
-        make_gate: Callable[[EngineView], Gate] = Gate,
+        make_gate: Callable[[EngineView], BatchGate] = BatchGate,
         patience_s: Sequence[float] = (),
     ) -> None:
         """endpoint: the one route that the requests may name; None: any. make_gate: makes what
@@ -246,5 +246,5 @@ class BatchRun:
                 return
 
 
-def _encode(answer: record.Record) -> EncodedRecord:
+def _encode(answer: record.OutputRecord) -> EncodedRecord:
     return record.encode(answer), answer.error

@@ -1,5 +1,5 @@
 """The APIs that servers offer: turns a prompt into a request body, and the bytes of an answer into
-its Record.
+its RequestRecord.
 
 Works on JSON bytes. It knows nothing of connections and times nothing itself: the caller passes
 ``now``.
@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.request_record import Prompt, RequestRecord
 
 DONE = b"[DONE]"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class RequestOptions:
+class GenerationOptions:
     """What all requests of a run have in common."""
 
     model: str
@@ -31,15 +31,15 @@ class RequestOptions:
 @dataclass(slots=True, frozen=True)
 class Backend:
     path: str
-    body: Callable[[Prompt, RequestOptions], dict[str, Any]]
-    read: Callable[[Record, bytes, float], None]
+    body: Callable[[Prompt, GenerationOptions], dict[str, Any]]
+    read: Callable[[RequestRecord, bytes, float], None]
     """Reads one event of a stream, or a whole answer, into the record. Raises msgspec.MsgspecError
     for bytes that are not in this API's format."""
     takes_ids: bool = True
     generates: bool = True
 
 
-def on_event(backend: Backend, record: Record, data: bytes, now: float) -> None:
+def on_event(backend: Backend, record: RequestRecord, data: bytes, now: float) -> None:
     """Read an event's data into the record. Never raises: if it cannot be read, the record
     fails."""
     if data == DONE:
@@ -71,7 +71,7 @@ class _Generated(msgspec.Struct):
 _generated = msgspec.json.Decoder(_Generated)
 
 
-def _generate_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+def _generate_body(prompt: Prompt, options: GenerationOptions) -> dict[str, Any]:
     sampling = {
         "temperature": 0.0,
         "max_new_tokens": prompt.output_len,
@@ -86,7 +86,7 @@ def _generate_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     }
 
 
-def _read_generated(record: Record, data: bytes, now: float) -> None:
+def _read_generated(record: RequestRecord, data: bytes, now: float) -> None:
     chunk = _generated.decode(data)
     if chunk.error is not None:
         record.fail(_message(chunk.error))
@@ -163,7 +163,7 @@ _completion = msgspec.json.Decoder(_Completion)
 _embeddings = msgspec.json.Decoder(_Embeddings)
 
 
-def _common_fields(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+def _common_fields(prompt: Prompt, options: GenerationOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": options.model,
         "temperature": 0.0,
@@ -175,7 +175,7 @@ def _common_fields(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return body
 
 
-def _completion_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+def _completion_body(prompt: Prompt, options: GenerationOptions) -> dict[str, Any]:
     return {
         **_common_fields(prompt, options),
         "prompt": prompt.content,
@@ -184,7 +184,7 @@ def _completion_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     }
 
 
-def _chat_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+def _chat_body(prompt: Prompt, options: GenerationOptions) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt.content}]
     return {
         **_common_fields(prompt, options),
@@ -194,11 +194,11 @@ def _chat_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     }
 
 
-def _embedding_body(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
+def _embedding_body(prompt: Prompt, options: GenerationOptions) -> dict[str, Any]:
     return {"model": options.model, "input": prompt.content, **options.extra}
 
 
-def _read_completion(record: Record, data: bytes, now: float) -> None:
+def _read_completion(record: RequestRecord, data: bytes, now: float) -> None:
     chunk = _completion.decode(data)
     if chunk.error is not None:
         record.fail(_message(chunk.error))
@@ -214,7 +214,7 @@ def _read_completion(record: Record, data: bytes, now: float) -> None:
         _read_usage(record, chunk.usage)
 
 
-def _read_embeddings(record: Record, data: bytes, now: float) -> None:
+def _read_embeddings(record: RequestRecord, data: bytes, now: float) -> None:
     answer = _embeddings.decode(data)
     if not answer.data:
         record.fail("the answer holds no embedding")
@@ -224,7 +224,7 @@ def _read_embeddings(record: Record, data: bytes, now: float) -> None:
     record.is_finished = True
 
 
-def _read_usage(record: Record, usage: _Usage) -> None:
+def _read_usage(record: RequestRecord, usage: _Usage) -> None:
     record.num_outputs, record.num_prompt = usage.completion_tokens, usage.prompt_tokens
     details = usage.prompt_tokens_details
     if details is not None and details.cached_tokens is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from setpoint.bench.request_record import Record
+from setpoint.bench.request_record import RequestRecord
 from setpoint.observe.progress_display import Waiting, on_stderr
 
 EVERY_S = 0.25
@@ -30,7 +30,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[Record], None]]:
+def progress(total: int) -> Iterator[Callable[[RequestRecord], None]]:
     """Within the block, call the yielded function with each record that has ended. Nothing is drawn
     in between, because that would cost CPU time."""
     if sys.stderr.isatty():
@@ -52,7 +52,7 @@ class _Count:
         self._done = self._failed = 0
         self._next_at = time.monotonic() + every_s
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: RequestRecord) -> None:
         self._done += 1
         self._failed += bool(record.error)
         now = time.monotonic()

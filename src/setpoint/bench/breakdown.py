@@ -35,7 +35,7 @@ busy machine alone times vary by a tenth."""
 LABELS = {"linear": "linear layers", "messages": "messages (IPC)"}
 
 
-class Limits(Protocol):
+class PeakRates(Protocol):
     """The highest rates that this machine reaches with the engine's threads."""
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
@@ -52,7 +52,7 @@ class Limits(Protocol):
 
 
 @dataclass(slots=True)
-class Part:
+class StepShare:
     """One row of the table."""
 
     seconds: float
@@ -63,7 +63,7 @@ class Part:
 
 
 @dataclass(slots=True, frozen=True)
-class Turns:
+class LoopTimes:
     """How an engine's loop spent its steps with a batch: seconds of one decode step, or of the
     prefill of all prompts."""
 
@@ -76,9 +76,9 @@ def parts_of(
     counted: Sequence[Mapping[str, Work]],
     timed: Sequence[Mapping[str, Work]],
     totals_s: Sequence[float],
-    limits: Limits | None,
-    turns: Turns | None,
-) -> dict[str, Part]:
+    limits: PeakRates | None,
+    turns: LoopTimes | None,
+) -> dict[str, StepShare]:
     """The rows of the table. ``counted``: the work of each repetition, measured without regard to
     time. ``timed`` and ``totals_s``: times of as many repetitions, or of others.
 
@@ -93,17 +93,17 @@ def parts_of(
         seconds = statistics.median(
             works[kind].seconds if kind in works else 0.0 for works in timed
         )
-        parts[kind] = Part(seconds, bound, mean.num_bytes, mean.flops)
+        parts[kind] = StepShare(seconds, bound, mean.num_bytes, mean.flops)
     rests = (
         total - sum(work.seconds for work in works.values())
         for total, works in zip(totals_s, timed, strict=True)
     )
-    parts["rest"] = Part(statistics.median(rests))
+    parts["rest"] = StepShare(statistics.median(rests))
     if turns is not None:
-        parts["scheduling"] = Part(turns.scheduling_s)
-        parts["messages"] = Part(turns.messages_s)
+        parts["scheduling"] = StepShare(turns.scheduling_s)
+        parts["messages"] = StepShare(turns.messages_s)
     bounds = [part.bound_s for part in parts.values() if part.bound_s is not None]
-    parts["step"] = Part(
+    parts["step"] = StepShare(
         sum(part.seconds for part in parts.values()),
         sum(bounds) if bounds else None,
         sum(part.num_bytes for part in parts.values()),
@@ -122,7 +122,7 @@ def _mean(works: Sequence[Work]) -> Work:
     )
 
 
-def bound_s(work: Work, again: int, limits: Limits) -> float:
+def bound_s(work: Work, again: int, limits: PeakRates) -> float:
     """The least seconds for this work, whose bytes are read again after ``again`` bytes."""
     reading = work.num_bytes / limits.read_bytes_per_s(again) if work.num_bytes else 0.0
     multiplying = work.flops / limits.flops(work.product) if work.product else 0.0
@@ -130,7 +130,7 @@ def bound_s(work: Work, again: int, limits: Limits) -> float:
 
 
 def table(
-    title: str, parts: Mapping[str, Part], untimed_s: float, turns: Turns | None
+    title: str, parts: Mapping[str, StepShare], untimed_s: float, turns: LoopTimes | None
 ) -> list[str]:
     """The table in Markdown. ``untimed_s``: times of the same steps without timers."""
     whole = parts["step"].seconds
@@ -172,7 +172,7 @@ def table(
     return lines
 
 
-def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:
+def as_json(parts: Mapping[str, StepShare], turns: LoopTimes | None) -> dict[str, Any]:
     return {
         "parts": {name: asdict(part) for name, part in parts.items()},
         "engine_s": None if turns is None else turns.seconds,

@@ -18,7 +18,7 @@ NUM_PROMPTS = 24
 
 
 @dataclass(slots=True, frozen=True)
-class Windows:
+class TextWindows:
     """The texts as ids, divided into one window per request."""
 
     kinds: list[str]
@@ -52,7 +52,7 @@ class Predictions:
     """Data types and kernels, for the result."""
 
 
-def compare(windows: Windows, reference: Predictions, candidate: Predictions) -> dict[str, Any]:
+def compare(windows: TextWindows, reference: Predictions, candidate: Predictions) -> dict[str, Any]:
     """The figures of the whole set, and those of each kind of text under ``by_text``."""
     kinds = list(dict.fromkeys(windows.kinds))
     of_kind = {

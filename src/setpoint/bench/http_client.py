@@ -30,13 +30,13 @@ class ExchangeError(Exception):
 
 
 @dataclass(slots=True, frozen=True)
-class Response:
+class HttpResponse:
     status: int
     body: bytes
     """The bytes that were not passed on as events."""
 
 
-class Server:
+class HttpTarget:
     """The server that requests go to. Contract: the caller's ``on_event`` never raises."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -58,18 +58,18 @@ class Server:
 
     async def post(
         self, path: str, body: bytes, *, on_event: OnEvent | None = None, stall_s: float
-    ) -> Response:
+    ) -> HttpResponse:
         """Send a POST request and return the response, whatever its status. ``on_event`` gets the
         events of a stream with status 200. Raises ExchangeError."""
         return await self._exchange("POST", path, body, on_event, stall_s)
 
-    async def get(self, path: str, *, stall_s: float) -> Response:
+    async def get(self, path: str, *, stall_s: float) -> HttpResponse:
         """Send a GET request and return the response. Raises ExchangeError."""
         return await self._exchange("GET", path, b"", None, stall_s)
 
     async def _exchange(
         self, method: str, path: str, body: bytes, on_event: OnEvent | None, stall_s: float
-    ) -> Response:
+    ) -> HttpResponse:
         loop = asyncio.get_running_loop()
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length:"
@@ -99,7 +99,7 @@ class Server:
 class _Protocol(asyncio.Protocol):
     """Reads one response."""
 
-    def __init__(self, done: asyncio.Future[Response], on_event: OnEvent | None) -> None:
+    def __init__(self, done: asyncio.Future[HttpResponse], on_event: OnEvent | None) -> None:
         self._done = done
         self._on_event = on_event
         self._parser = httptools.HttpResponseParser(self)
@@ -110,7 +110,7 @@ class _Protocol(asyncio.Protocol):
         self._rest = b""
         self._body = bytearray()
 
-    async def wait(self, stall_s: float) -> Response:
+    async def wait(self, stall_s: float) -> HttpResponse:
         """Wait for the end of the response. Raises ExchangeError."""
         while not self._done.done():
             left = self._now + stall_s - time.perf_counter()
@@ -156,7 +156,7 @@ class _Protocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._done.done():
-            self._done.set_result(Response(self._status, bytes(self._body)))
+            self._done.set_result(HttpResponse(self._status, bytes(self._body)))
 
     def _fail(self, reason: str) -> None:
         if not self._done.done():

@@ -20,7 +20,7 @@ import numpy as np
 
 from setpoint.bench import breakdown, comparison, report
 from setpoint.bench.bench_progress import waiting
-from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, shape_text
+from setpoint.bench.breakdown import PHASES, LoopTimes, PeakRates, Shape, shape_text
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, StepPlan
@@ -64,7 +64,7 @@ class Subject:
     about: Mapping[str, Any]
     """Model and kernels, for the results."""
     measure: Measure
-    limits: Limits | None
+    limits: PeakRates | None
     """None if the limits of this machine cannot be measured."""
 
 
@@ -85,7 +85,7 @@ class Times:
 def bench_one_batch(
     own: OneBatchOptions,
     build: Callable[[int, int], Subject],
-    engine_turns: Callable[[Sequence[Shape]], Mapping[Shape, Mapping[str, Turns]]],
+    engine_turns: Callable[[Sequence[Shape]], Mapping[Shape, Mapping[str, LoopTimes]]],
 ) -> int:
     """Measure all combinations. ``build(num_slots, length)`` makes a Subject with room for that
     many sequences of that length; ``engine_turns`` measures the same batches in a whole engine.
@@ -128,7 +128,7 @@ def _breakdown(
     result: Mapping[str, Any],
     counted: Times,
     timed: Times,
-    turns: Mapping[str, Turns],
+    turns: Mapping[str, LoopTimes],
 ) -> dict[str, Any]:
     """Print the tables; returns the entries for the result."""
     found: dict[str, Any] = {}

@@ -14,10 +14,10 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.request_record import Prompt, RequestRecord
 from setpoint.bench.run_metrics import Run
 
-Send = Callable[[Prompt], Awaitable[Record]]
+Send = Callable[[Prompt], Awaitable[RequestRecord]]
 
 
 def arrival_times(num_requests: int, rate: float, *, seed: int) -> list[float]:
@@ -36,13 +36,13 @@ async def drive(
     arrivals_s: Sequence[float],
     *,
     limit: int | None,
-    on_done: Callable[[Record], None],
+    on_done: Callable[[RequestRecord], None],
 ) -> Run:
     """Send all prompts; returns the Run, with the records in the order of the prompts. ``on_done``
     gets every record as it ends."""
     gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
 
-    async def one(prompt: Prompt) -> Record:
+    async def one(prompt: Prompt) -> RequestRecord:
         async with gate:
             record = await send(prompt)
         on_done(record)

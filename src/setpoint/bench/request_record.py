@@ -18,7 +18,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request's course. Its backend writes it while the answer arrives. Times are
     ``time.perf_counter`` seconds."""
 

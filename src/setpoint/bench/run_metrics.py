@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from setpoint.bench.request_record import Record
+from setpoint.bench.request_record import RequestRecord
 from setpoint.core.errors import ConfigError
 
 STEADY_SHARE = 0.9
@@ -31,7 +31,7 @@ SERIES = ("e2e_latency", "ttft", "tpot", "itl")
 class Run:
     """Everything that was observed in a run."""
 
-    records: Sequence[Record]
+    records: Sequence[RequestRecord]
     started_at: float
     ended_at: float
     cpu_s: float
@@ -42,28 +42,28 @@ class Run:
         return self.ended_at - self.started_at
 
     @property
-    def good(self) -> list[Record]:
+    def good(self) -> list[RequestRecord]:
         return [record for record in self.records if not record.error]
 
 
-def num_outputs(record: Record) -> int:
+def num_outputs(record: RequestRecord) -> int:
     """Number of tokens of an answer: the server's count, or one per chunk if it gives none."""
     return sum(record.counts) if record.num_outputs is None else record.num_outputs
 
 
-def num_prompt(record: Record) -> int:
+def num_prompt(record: RequestRecord) -> int:
     return record.prompt.num_tokens if record.num_prompt is None else record.num_prompt
 
 
-def e2e_s(record: Record) -> float:
+def e2e_s(record: RequestRecord) -> float:
     return record.ended_at - record.started_at
 
 
-def ttft_s(record: Record) -> float:
+def ttft_s(record: RequestRecord) -> float:
     return record.times[0] - record.started_at if record.times else 0.0
 
 
-def tpot_s(record: Record) -> float | None:
+def tpot_s(record: RequestRecord) -> float | None:
     """None for an answer of one token or one chunk."""
     return (
         (e2e_s(record) - ttft_s(record)) / max(num_outputs(record) - 1, 1)
@@ -72,7 +72,7 @@ def tpot_s(record: Record) -> float | None:
     )
 
 
-def itls_s(record: Record) -> list[float]:
+def itls_s(record: RequestRecord) -> list[float]:
     pairs = zip(record.times, record.times[1:], record.counts[1:], strict=False)
     return [gap for before, now, count in pairs for gap in [(now - before) / count] * count]
 
@@ -237,7 +237,7 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
 def goodput(run: Run, limits_ms: Mapping[str, float]) -> float:
     """Requests per second that keep every limit. An answer of one token keeps any limit of TPOT."""
 
-    def keeps(record: Record) -> bool:
+    def keeps(record: RequestRecord) -> bool:
         found_s = {"ttft": ttft_s(record), "tpot": tpot_s(record) or 0.0, "e2el": e2e_s(record)}
         return all(found_s[name] * 1e3 <= limit for name, limit in limits_ms.items())
 

@@ -20,14 +20,14 @@ import msgspec
 
 from setpoint.bench import comparison, report
 from setpoint.bench import run_metrics as metrics
-from setpoint.bench.backends import BACKENDS, RequestOptions, on_event
+from setpoint.bench.backends import BACKENDS, GenerationOptions, on_event
 from setpoint.bench.bench_progress import progress, waiting
 from setpoint.bench.chart import serving_chart
 from setpoint.bench.emulation import refuse_emulation
-from setpoint.bench.http_client import ExchangeError, Server
+from setpoint.bench.http_client import ExchangeError, HttpTarget
 from setpoint.bench.paced_load import arrival_times, drive
 from setpoint.bench.prompt_sets import make_prompts
-from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.request_record import Prompt, RequestRecord
 from setpoint.bench.run_metrics import Run
 from setpoint.checkpoint.source import tokenizer_folder
 from setpoint.config.bench import ServingOptions
@@ -85,7 +85,7 @@ class _Bench:
     def __init__(self, own: ServingOptions, api_key: str | None) -> None:
         self._own = own
         self._backend = BACKENDS[own.backend]
-        self._server = Server(own.base_url or f"http://{own.host}:{own.port}", api_key=api_key)
+        self._server = HttpTarget(own.base_url or f"http://{own.host}:{own.port}", api_key=api_key)
         self._limits = metrics.parse_goodput(own.goodput)
         self._extra = _json_object(own.extra_request_body)
         if own.request_rate <= 0:
@@ -117,7 +117,7 @@ class _Bench:
             if own.apply_chat_template:
                 prompts = _apply_template(prompts, tokenizer, folder)
         await self._check_lengths(prompts, model)
-        self._request_options = RequestOptions(
+        self._request_options = GenerationOptions(
             model=model,
             stream=self._streams,
             ignore_eos=not own.disable_ignore_eos,
@@ -146,9 +146,9 @@ class _Bench:
 
     # -- requests
 
-    async def _send(self, prompt: Prompt) -> Record:
+    async def _send(self, prompt: Prompt) -> RequestRecord:
         """Send one request. Never raises: a failure is in the record."""
-        record, backend = Record(prompt), self._backend
+        record, backend = RequestRecord(prompt), self._backend
         body = msgspec.json.encode(backend.body(prompt, self._request_options))
         record.started_at = time.perf_counter()
         try:

@@ -29,7 +29,7 @@ class AnswerChunk:
     """"stop", "length" or "abort", with the last text."""
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     name: str
     """Name of the model."""
 

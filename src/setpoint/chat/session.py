@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from setpoint.chat.answers import Source
+from setpoint.chat.answers import AnswerSource
 from setpoint.chat.chat_screen import Screen
 from setpoint.chat.conversation import PARAMS, Conversation, read_params
 from setpoint.chat.repetition import CircleWatch
@@ -35,7 +35,12 @@ closes a block of lines. Ctrl-C stops an answer, Ctrl-D ends the chat.
 
 class Session:
     def __init__(
-        self, source: Source, screen: Screen, conversation: Conversation, *, drop_old_turns: bool
+        self,
+        source: AnswerSource,
+        screen: Screen,
+        conversation: Conversation,
+        *,
+        drop_old_turns: bool,
     ) -> None:
         self._source = source
         self._screen = screen

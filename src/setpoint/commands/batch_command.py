@@ -19,7 +19,7 @@ from typing import Any
 
 from setpoint.batch import parquet, parquet_output
 from setpoint.batch.batch_progress import EVERY_S, Display, display
-from setpoint.batch.entry import BatchError, Entry, Source, Survey
+from setpoint.batch.entry import BatchError, BatchInput, Entry, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome, InOrder, Output
@@ -89,7 +89,7 @@ def run_batch(
     return batch.end(output_path)
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> BatchInput:
     return parquet.ParquetSource(path) if parquet.is_parquet(path) else JsonlSource(path)
 
 
@@ -97,7 +97,7 @@ class _Batch:
     """One batch: its remaining requests, its answered requests, and how this run ended."""
 
     def __init__(
-        self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool
+        self, source: BatchInput, survey: Survey, journal: Journal, *, keep_order: bool
     ) -> None:
         """Read the journal. Raises BatchError."""
         self.tally = Tally(survey.num_requests)

@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import closing
 
-from setpoint.chat.answers import LocalSource, RemoteSource, Source
+from setpoint.chat.answers import AnswerSource, LocalSource, RemoteSource
 from setpoint.chat.chat_screen import Screen
 from setpoint.chat.conversation import PARAMS, Conversation, native_params
 from setpoint.chat.session import Session
@@ -65,7 +65,7 @@ def _check(line: CommandLine) -> None:
         )
 
 
-def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | None) -> Source:
+def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | None) -> AnswerSource:
     own: ChatOptions = line.own
     if own.base_url is not None:
         remote = RemoteSource(

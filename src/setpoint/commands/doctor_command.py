@@ -18,7 +18,7 @@ from setpoint.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_report
+from setpoint.doctor.main_report import main_report
 from setpoint.doctor.readers.sources import observe_sources
 from setpoint.doctor.report.terminal import MAX_WIDTH, print_report
 
@@ -67,7 +67,7 @@ def _run(options: DoctorOptions, console: Console) -> int:
     if options.watch:
         _check_watch(options)
         from setpoint.doctor.readers.watched import Watched
-        from setpoint.doctor.report.live import watch
+        from setpoint.doctor.report.watch_view import watch
 
         return code_of(watch(console, Watched(options.source, api_key=options.api_key), BY_CAUSE))
     with _waiting(options):

@@ -22,7 +22,7 @@ from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
 from setpoint.core.excerpt import printable
 from setpoint.core.progress import reported_to
-from setpoint.launch.parent.model_report import Examined, Memory, ModelReport, examine
+from setpoint.launch.parent.model_report import Memory, ModelExamination, ModelReport, examine
 from setpoint.launch.parent.preflight import check_device
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.progress_display import Waiting, on_stderr
@@ -37,7 +37,9 @@ LABEL = 15
 """Columns of the labels in the details of a model."""
 
 
-def show_models(line: CommandLine, env: EnvSettings, measure: Callable[[Examined], None]) -> int:
+def show_models(
+    line: CommandLine, env: EnvSettings, measure: Callable[[ModelExamination], None]
+) -> int:
     """Run the command; returns the exit code. measure: writes a model's pace into its report.
     Raises ConfigError."""
     options = line.options

@@ -12,7 +12,7 @@ import msgspec
 
 from setpoint.config.command_options import SetOptions
 from setpoint.config.groups.declare import allowed
-from setpoint.config.live import LIVE
+from setpoint.config.live_changes import LIVE
 from setpoint.core.addresses import check_url
 from setpoint.core.errors import ConfigError, RequestError, reason_of
 

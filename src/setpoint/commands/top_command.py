@@ -15,7 +15,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.observe.progress_display import Waiting, on_stderr
 from setpoint.top.events import Lost, events
 from setpoint.top.painter import Painter
-from setpoint.top.screen import Server, screen
+from setpoint.top.screen import ServerScreen, screen
 
 AGAIN_S = 2.0
 LOST = "lost"
@@ -37,7 +37,7 @@ def top(wanted: TopOptions, *, api_key: str | None) -> int:
 
 
 def _show(url: str, api_key: str | None, console: Console) -> None:
-    server = Server()
+    server = ServerScreen()
     stream = events(url, api_key)
     waiting = Waiting(f"Waiting for {url}", on_stderr())
     try:
@@ -59,7 +59,7 @@ def _show(url: str, api_key: str | None, console: Console) -> None:
 
 def _follow(
     stream: Iterator[tuple[str, Any]],
-    server: Server,
+    server: ServerScreen,
     url: str,
     api_key: str | None,
     renew: Callable[[str], None],
@@ -81,7 +81,7 @@ def _follow(
 class _Lines:
     """Prints a line every few seconds."""
 
-    def __init__(self, server: Server, console: Console) -> None:
+    def __init__(self, server: ServerScreen, console: Console) -> None:
         self._server = server
         self._console = console
         self._due = 0.0

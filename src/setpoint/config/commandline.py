@@ -21,8 +21,8 @@ from setpoint.config.commands import Command
 from setpoint.config.groups.declare import Field, Option, Scalar, masked
 from setpoint.config.groups.human import parse_human_int
 from setpoint.config.keywords import as_keywords
+from setpoint.config.multi_model import named_model
 from setpoint.config.options import Options
-from setpoint.config.several import named_model
 from setpoint.core.errors import ConfigError
 
 _POSITIONAL = "argument without a flag"
@@ -38,7 +38,7 @@ class CommandLine:
     """Names of the options that the user wrote, including options of SGLang alone whose value is
     SGLang's default."""
     models: tuple[str, ...] = ()
-    """The values of --model-path if it was given several times (``config.several``)."""
+    """The values of --model-path if it was given several times (``config.multi_model``)."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:

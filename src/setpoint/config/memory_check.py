@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.config.live import Asked
+from setpoint.config.live_changes import ConfigInputs
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
@@ -11,7 +11,7 @@ from setpoint.planning.memory import format_bytes
 
 
 def require_memory(
-    asked: Asked, config: ResolvedConfig, *, name: str, is_counted: bool, in_gguf: bool
+    asked: ConfigInputs, config: ResolvedConfig, *, name: str, is_counted: bool, in_gguf: bool
 ) -> None:
     """Raise OutOfMemoryError if the model and at least one page of KV cache do not fit into the
     memory that is free before the weights are loaded. is_counted: whether the number of the model's

@@ -28,7 +28,7 @@ def check_nodes(options: Options) -> None:
             )
         )
     if parallel.dist_init_addr is not None:
-        meeting_place(parallel)
+        rendezvous_address(parallel)
     if parallel.nnodes == 1:
         if parallel.dist_init_addr is not None:
             raise ConfigError(
@@ -52,13 +52,13 @@ def check_nodes(options: Options) -> None:
             )
 
 
-def check_meeting(options: Options) -> None:
+def check_rendezvous(options: Options) -> None:
     """Raise ConfigError if there are several nodes and they do not know where to meet."""
     if options.parallel.nnodes > 1:
-        meeting_place(options.parallel)
+        rendezvous_address(options.parallel)
 
 
-def meeting_place(parallel: ParallelOptions) -> tuple[str, int]:
+def rendezvous_address(parallel: ParallelOptions) -> tuple[str, int]:
     """Host and port of --dist-init-addr. Raises ConfigError if they are missing or malformed."""
     text = parallel.dist_init_addr
     if text is None:

@@ -14,14 +14,14 @@ from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
-from setpoint.config.topology import Node, Topology, format_cpus, parse_cpus
+from setpoint.config.topology import NumaNode, Topology, format_cpus, parse_cpus
 from setpoint.core.errors import ConfigError
 
 VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank runs."""
 
     cpus: tuple[int, ...]
@@ -41,7 +41,7 @@ class Placement:
     """The places of all ranks, or none if nothing is bound."""
 
     why: str
-    places: tuple[Place, ...] = ()
+    places: tuple[RankPlacement, ...] = ()
     warn: bool = False
     is_news: bool = False
 
@@ -52,7 +52,7 @@ class Placement:
 
 
 @dataclass(slots=True, frozen=True)
-class _Asked:
+class _Demand:
     """What is to be placed."""
 
     engines: int
@@ -72,14 +72,14 @@ class _Asked:
         why = " times ".join(f"{flag} {size}" for flag, size in sizes if size > 1)
         return f"{_counted(self.count, 'rank')}{why and f' ({why})'}"
 
-    def place(self, cores: Sequence[tuple[int, ...]], node: int | None) -> Place:
+    def place(self, cores: Sequence[tuple[int, ...]], node: int | None) -> RankPlacement:
         """A rank on these cores: a thread for each core, as far as the time suffices."""
         threads = self.num_threads
         if threads is None:
             threads = len(cores)
             if self.quota is not None:
                 threads = max(min(threads, self.quota // self.count), 1)
-        return Place(tuple(sorted(cpu for core in cores for cpu in core)), threads, node)
+        return RankPlacement(tuple(sorted(cpu for core in cores for cpu in core)), threads, node)
 
 
 def place_ranks(
@@ -88,7 +88,7 @@ def place_ranks(
     """The place of every rank. Raises ConfigError for a value that does not fit the machine or the
     number of ranks."""
     topology, nodes, lists = hardware.topology, options.parallel.numa_node, env.threads_bind.strip()
-    asked = _Asked(
+    asked = _Demand(
         options.parallel.dp_size,
         options.parallel.ranks_per_node,
         options.execution.num_threads,
@@ -109,7 +109,7 @@ def place_ranks(
     return _by_machine(asked, topology)
 
 
-def _by_machine(asked: _Asked, topology: Topology) -> Placement:
+def _by_machine(asked: _Demand, topology: Topology) -> Placement:
     """Ranks on whole nodes or on parts of them, never across the nodes of another rank."""
     nodes = topology.usable
     if len(nodes) <= 1:
@@ -152,7 +152,7 @@ def _by_machine(asked: _Asked, topology: Topology) -> Placement:
     return Placement(why, tuple(places), warn=bool(unused), is_news=True)
 
 
-def _by_nodes(asked: _Asked, topology: Topology, numbers: Sequence[int]) -> Placement:
+def _by_nodes(asked: _Demand, topology: Topology, numbers: Sequence[int]) -> Placement:
     """--numa-node."""
     usable = {node.number: node for node in topology.usable}
     possible = f"possible: {', '.join(map(str, usable))}"
@@ -181,7 +181,7 @@ def _by_nodes(asked: _Asked, topology: Topology, numbers: Sequence[int]) -> Plac
     return Placement("--numa-node", tuple(places), is_news=True)
 
 
-def _by_lists(asked: _Asked, topology: Topology, text: str) -> Placement:
+def _by_lists(asked: _Demand, topology: Topology, text: str) -> Placement:
     """SGLANG_CPU_OMP_THREADS_BIND: the CPUs of each rank, one thread on each."""
     named = f"environment variable {VARIABLE}"
     owner: dict[int, int] = {}
@@ -202,7 +202,7 @@ def _by_lists(asked: _Asked, topology: Topology, text: str) -> Placement:
     for cpus in lists:
         near = [node for node in topology.nodes if node.cpus & set(cpus)]
         threads = asked.num_threads or len(cpus)
-        places.append(Place(cpus, threads, _memory(near[0]) if len(near) == 1 else None))
+        places.append(RankPlacement(cpus, threads, _memory(near[0]) if len(near) == 1 else None))
     why, quota = VARIABLE, asked.quota
     if exceeds := quota is not None and len(owner) > quota:
         why += f", but the container's quota is {_counted(quota or 0, 'CPU')}, so threads will wait"
@@ -233,7 +233,7 @@ def _cpus(part: str, text: str, topology: Topology) -> tuple[int, ...]:
     return cpus
 
 
-def _shares(nodes: Sequence[Node], ranks: int) -> list[int]:
+def _shares(nodes: Sequence[NumaNode], ranks: int) -> list[int]:
     """The number of ranks for each node, so that the rank with the fewest cores has as many as
     possible."""
     sizes = [len(node.cores) for node in nodes]
@@ -246,7 +246,7 @@ def _shares(nodes: Sequence[Node], ranks: int) -> list[int]:
     return counts
 
 
-def _split(node: Node, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _split(node: NumaNode, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The cores of each of ``count`` ranks on a node: neighbours, as equally many as possible. If
     there are too few cores, their hyperthreads are divided."""
     cores = node.cores
@@ -256,7 +256,7 @@ def _split(node: Node, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
         yield cores[len(cores) * i // count : len(cores) * (i + 1) // count]
 
 
-def _memory(node: Node) -> int | None:
+def _memory(node: NumaNode) -> int | None:
     return node.number if node.has_memory else None
 
 

@@ -22,7 +22,7 @@ from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.tiers import storage_config
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
-from setpoint.config.placement import Place, Placement, place_ranks
+from setpoint.config.placement import Placement, RankPlacement, place_ranks
 from setpoint.config.quantization import settle_quantization
 from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
@@ -390,7 +390,7 @@ more than all of them, 16384 (docs/sglang/options.md#prefill-step)."""
 
 
 @dataclass(slots=True, frozen=True)
-class Steps:
+class SettledValues:
     """Settled values that other functions need and that are not the value of any option."""
 
     chunk: int
@@ -401,7 +401,9 @@ class Steps:
     """The decisions about ``overlap_depth``, ``decode_after_piece`` and the placement of ranks."""
 
 
-def settle_steps(book: Book, hardware: Hardware, device: str, placement: Placement) -> Steps:
+def settle_steps(
+    book: Book, hardware: Hardware, device: str, placement: Placement
+) -> SettledValues:
     """Settle the options that depend on the machine. Raises ConfigError for options that the
     machine cannot honour."""
     chunk = own_chunk(book, _chunked_prefill_size(book, hardware, device))
@@ -416,7 +418,7 @@ def settle_steps(book: Book, hardware: Hardware, device: str, placement: Placeme
         Decision("decode_after_piece", piece, why_piece),
         placement.decision,
     )
-    return Steps(chunk, depth, piece, decisions)
+    return SettledValues(chunk, depth, piece, decisions)
 
 
 def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
@@ -537,7 +539,7 @@ def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:
         )
 
 
-def _threads_of_places(book: Book, places: Sequence[Place]) -> None:
+def _threads_of_places(book: Book, places: Sequence[RankPlacement]) -> None:
     asked, numbers = book.options.execution.num_threads, [each.num_threads for each in places]
     why = "the cores of a rank (placement), as far as the cgroup's quota goes"
     if min(numbers) < max(numbers):

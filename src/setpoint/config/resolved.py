@@ -10,7 +10,7 @@ from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import StorageConfig
 from setpoint.config.options import Options
-from setpoint.config.placement import Place
+from setpoint.config.placement import RankPlacement
 from setpoint.core.kv_events import PublisherConfig
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class ResolvedConfig:
     """Number of steps in flight while the next one is planned."""
     decode_after_piece: int
     """Number of decode steps after a step that computed only a piece of a long prompt."""
-    places: tuple[Place, ...] = ()
+    places: tuple[RankPlacement, ...] = ()
     """Where each rank runs, first those of the first engine; none if nothing is bound."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     """``--hicache-storage-backend-extra-config``, parsed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(slots=True, frozen=True)
-class Node:
+class NumaNode:
     """A NUMA node that has CPUs."""
 
     number: int
@@ -24,15 +24,15 @@ class Node:
     def cpus(self) -> frozenset[int]:
         return frozenset(cpu for core in self.cores for cpu in core)
 
-    def allowed(self, cpus: Set[int]) -> Node:
+    def allowed(self, cpus: Set[int]) -> NumaNode:
         """The node as a process sees it that may use only these CPUs."""
         kept = (tuple(cpu for cpu in core if cpu in cpus) for core in self.cores)
-        return Node(self.number, tuple(core for core in kept if core), self.has_memory)
+        return NumaNode(self.number, tuple(core for core in kept if core), self.has_memory)
 
 
 @dataclass(slots=True, frozen=True)
 class Topology:
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[NumaNode, ...] = ()
     """The NUMA nodes, in order of their numbers; none if nothing is known."""
     allowed: frozenset[int] = frozenset()
     """The CPUs that this process may use, by its affinity."""
@@ -42,7 +42,7 @@ class Topology:
         return frozenset(cpu for node in self.nodes for cpu in node.cpus)
 
     @property
-    def usable(self) -> list[Node]:
+    def usable(self) -> list[NumaNode]:
         """The nodes on which this process may run, with the CPUs that it may use."""
         nodes = (node.allowed(self.allowed) for node in self.nodes)
         return [node for node in nodes if node.cores]
@@ -61,9 +61,9 @@ def read_topology(root: Path, allowed: Collection[int]) -> Topology:
     for number in sorted(parse_cpus(_text(folder / "node/online"))):
         cpus = set(parse_cpus(_text(folder / f"node/node{number}/cpulist"))) & online
         if cpus:
-            nodes.append(Node(number, _cores(folder / "cpu", cpus), number in memory))
+            nodes.append(NumaNode(number, _cores(folder / "cpu", cpus), number in memory))
     if not nodes:
-        nodes = [Node(0, _cores(folder / "cpu", online), has_memory=False)]
+        nodes = [NumaNode(0, _cores(folder / "cpu", online), has_memory=False)]
     return Topology(tuple(nodes), frozenset(allowed))
 
 

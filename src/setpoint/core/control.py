@@ -86,7 +86,7 @@ PAUSE_FIRST = 'Pause first (POST /pause_generation with {"mode": "retract"}), or
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Plan no further step until Continue. Answered by Standstill, once the results of the steps in
+    """Plan no further step until Continue. Answered by PauseDone, once the results of the steps in
     flight are taken and the open requests are dealt with. Requests that arrive while the engine is
     paused wait in the queue."""
 
@@ -130,7 +130,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The call has been carried out, and there is nothing to report."""
 
 
-class Standstill(msgspec.Struct, frozen=True, tag=True):
+class PauseDone(msgspec.Struct, frozen=True, tag=True):
     """The engine is paused."""
 
     num_paused_reqs: int
@@ -162,7 +162,7 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there is a tier: the only storage may have been detached."""
     off: str = ""
     """Why nothing is loaded any more; empty if it is."""
-    is_thrifty: bool = False
+    saves_selectively: bool = msgspec.field(default=False, name="is_thrifty")
     """Whether only blocks that were used twice are saved, because saving has not paid."""
     num_blocks: int = 0
     """Blocks in all tiers, also of others who use them."""
@@ -218,8 +218,8 @@ class RequestList(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prefilling: int | None
     """The sequence whose prompt is computed in chunks."""
     why: str | None
-    """Why the head of the queue waits (``core.records.Refusal``); None if nothing waits, or no step
-    has been planned since."""
+    """Why the head of the queue waits (``core.records.AdmissionRefusal``); None if nothing waits,
+    or no step has been planned since."""
     paused: PauseMode | None
     num_preparing: int
     num_queued: int
@@ -442,5 +442,5 @@ Call = (
     GetState | GetMoments | ListRequests | FlushCache | Change | Pause | Hold | Continue | Operate
 )
 Answer = (
-    Refused | Done | Standstill | OperationDone | CacheFlush | Moments | RequestList | InternalState
+    Refused | Done | PauseDone | OperationDone | CacheFlush | Moments | RequestList | InternalState
 )

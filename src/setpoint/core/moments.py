@@ -82,8 +82,8 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Requests that went back to the queue because of that."""
     new_token_ratio: float | None = None
     refusals: dict[str, int] = {}
-    """Why requests waited: ``core.records.Refusal`` -> how often, counted once per request and
-    step. Only Setpoint reports it."""
+    """Why requests waited: ``core.records.AdmissionRefusal`` -> how often, counted once per request
+    and step. Only Setpoint reports it."""
     ended: dict[str, int] = {}
     """Requests by how they ended: stop, length, abort, or an HTTP status."""
 

@@ -25,10 +25,10 @@ from setpoint.core.pool import PoolStats
 from setpoint.core.preparation import Need
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
-from setpoint.core.transfers import Direction, Place
+from setpoint.core.transfers import Direction, KVLocation
 
 
-class Refusal(enum.StrEnum):
+class AdmissionRefusal(enum.StrEnum):
     """Why a waiting request was not admitted in this step."""
 
     NO_SLOT = "no_slot"  # max_running_requests was reached
@@ -109,7 +109,7 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     """Sampled and forced tokens of sequences that had not ended before."""
     pool: PoolStats
     new_token_ratio: float
-    refusals: Mapping[Refusal, int] = {}
+    refusals: Mapping[AdmissionRefusal, int] = {}
     forward_s: float = 0.0
     sample_s: float = 0.0
     way: str = EAGER
@@ -224,7 +224,7 @@ class TransferStarted(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     direction: Direction
-    place: Place
+    place: KVLocation
     start: int
     """Position of the first token."""
     num_tokens: int
@@ -236,7 +236,7 @@ class TransferEnded(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     direction: Direction
-    place: Place
+    place: KVLocation
     num_tokens: int
     """Number of tokens that were moved."""
     num_missing: int

@@ -20,7 +20,7 @@ from typing import Protocol
 from setpoint.core.request import Ids
 
 
-class Place(enum.StrEnum):
+class KVLocation(enum.StrEnum):
     """Where keys and values can be besides the pool."""
 
     HOST = "host"  # memory of this machine
@@ -40,7 +40,7 @@ class Transfer:
     id: int
     """A number that this engine has not used for another transfer."""
     direction: Direction
-    place: Place
+    place: KVLocation
     rows: Ids
     """The page rows, flat: for the positions from ``start`` on, as many as whole pages of ``ids``
     follow it. A load has no page (0) where the sequence will not look: before its windows."""

@@ -9,8 +9,14 @@ from itertools import groupby
 from typing import Any
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import (
+    AT_BUDGET,
+    SchedulerLimits,
+    at_budget,
+    binding_limit,
+    is_full,
+)
 from setpoint.doctor.findings import Phase, PhaseSpan
-from setpoint.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit, is_full
 from setpoint.doctor.load import Load, weigh
 from setpoint.doctor.observations import Facts, Observations, Rank, SourceKind
 from setpoint.doctor.phases import MIN_GAP_S, label, lasted, running_of, spans, waits
@@ -69,7 +75,7 @@ class Case:
     judged by these, because a line about a prefill shows them before its new requests have joined.
     They are all moments of ``load`` if these would be too few; more are needed if most moments of
     ``load`` have a usage."""
-    limits: Limits = field(default_factory=Limits)
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     slots_named: bool = False
     """Whether the source names the cap ``limits.slots``; otherwise it is inferred from a constant
     number of running requests."""
@@ -231,11 +237,11 @@ def _busy_minutes(rank: Rank, clock: bool) -> float:
     return max(minutes, 0.5)
 
 
-def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
+def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[SchedulerLimits, bool]:
     slots, named = _slots(facts, load, decoding)
     tokens, whole = _prefill_tokens(facts, load)
     reasons = any(moment.refusals for moment in load.moments)
-    limits = Limits(slots, tokens, whole_prompts=whole, reasons=reasons)
+    limits = SchedulerLimits(slots, tokens, whole_prompts=whole, reasons=reasons)
     waiting = load.where(lambda moment: waits(moment) and moment.num_prefill > 0)
     full = waiting.where(lambda moment: at_budget(moment, limits))
     decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)

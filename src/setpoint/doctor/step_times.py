@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, frozen=True)
-class Step:
+class DecodeStep:
     """The mean decode step of a line or moment."""
 
     seconds: float
@@ -97,7 +97,7 @@ def careful_growth(running: float, device: str | None) -> float:
     return max(2.0, even_batch(device, running) / max(running, 1.0))
 
 
-def fixed_share(steps: Sequence[Step], running: float, device: str | None) -> FixedShare:
+def fixed_share(steps: Sequence[DecodeStep], running: float, device: str | None) -> FixedShare:
     """The share at this many running requests, from steps of other batch sizes.
 
     A step's time is T (s + d r / r0 + e p / p0) with s + d + e = 1 at the mean step: s is fixed, d

@@ -16,7 +16,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.schemas.reading import ANY_JSON, checked_schema
-from setpoint.schemas.report import Report
+from setpoint.schemas.report import LossReport
 from setpoint.schemas.rewriting import needs_rewriting, rewritten
 from setpoint.schemas.xml_parameters import not_enforced
 
@@ -63,13 +63,13 @@ class Enforcement:
                 " Leave that out, or send strict: false."
             )
 
-    async def _rewritten(self, constraint: Constraint) -> tuple[str, Report]:
+    async def _rewritten(self, constraint: Constraint) -> tuple[str, LossReport]:
         tree = _tree(constraint)
         if not any(
             needs_rewriting(schema) or (_is_xml(node) and any(not_enforced(schema)))
             for node, _, schema in _schemas_in(tree)
         ):
-            return constraint.text, Report()
+            return constraint.text, LossReport()
         async with self._turn:
             return await asyncio.to_thread(_rewritten, constraint)
 
@@ -109,8 +109,8 @@ def _is_xml(node: dict[str, Any]) -> bool:
 
 
 @lru_cache(NUM_REMEMBERED)
-def _rewritten(constraint: Constraint) -> tuple[str, Report]:
-    tree, report = _tree(constraint), Report()
+def _rewritten(constraint: Constraint) -> tuple[str, LossReport]:
+    tree, report = _tree(constraint), LossReport()
     found: Any = tree
     for node, key, schema in list(_schemas_in(tree)):
         try:

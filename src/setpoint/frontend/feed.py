@@ -74,7 +74,7 @@ class EngineView:
         self.token_usage = sum(state.pool.usage for state in states) / len(states)
 
 
-class Gate:
+class BatchGate:
     """Counts what is open. ``changed`` is set whenever a request that had to wait should check
     again."""
 
@@ -104,7 +104,7 @@ class Gate:
         self.changed.set()
 
 
-class BackgroundGate(Gate):
+class BackgroundGate(BatchGate):
     """Lets a batch have the slots that nobody else wants: it opens requests only while the engine's
     queue is short, and leaves a share of the slots free."""
 

@@ -17,7 +17,7 @@ from setpoint.frontend.intake import Intake
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.pairing import KnownServers, Pairing
 from setpoint.frontend.routing import routed
-from setpoint.frontend.sessions import Turn
+from setpoint.frontend.sessions import SessionTurn
 from setpoint.frontend.shared_rooms import names_room, with_rooms
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
@@ -48,7 +48,7 @@ class JobMaker:
         received: dict[str, Any],
         api: str = "",
         no_logs: bool = False,
-        turn: Turn | None = None,
+        turn: SessionTurn | None = None,
         tool_schema: str = "",
     ) -> Job:
         """The job of the requests of one client body, ``received``. api: the API of the body, for

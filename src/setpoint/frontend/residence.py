@@ -1,5 +1,5 @@
 """Whether a model is loaded, and how long it stays. A server with one model keeps it loaded; of
-several, some are loaded at a time (``frontend.several``)."""
+several, some are loaded at a time (``frontend.multi_model``)."""
 
 from __future__ import annotations
 

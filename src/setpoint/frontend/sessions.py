@@ -85,10 +85,10 @@ class _Session:
     num_ids: int = 0
     num_bytes: int = 0
     """Estimated memory of the nodes."""
-    turns: WeakSet[Turn] = field(default_factory=WeakSet)
+    turns: WeakSet[SessionTurn] = field(default_factory=WeakSet)
     """Turns that have not ended. Weak, because a job may be dropped before it begins."""
 
-    def running(self, rid: str | None) -> list[Turn]:
+    def running(self, rid: str | None) -> list[SessionTurn]:
         """The running turns of the request ``rid`` and of those that descend from it; None: all."""
         gone = {rid, *self._below(rid)}
         return [
@@ -125,7 +125,7 @@ class _Session:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Turn:
+class SessionTurn:
     """A request of a session, from its prompt to its end."""
 
     sessions: Sessions
@@ -233,7 +233,7 @@ class Sessions:
         with self._lock:
             return self._parent(self._find(params.id), params) is not None
 
-    def turn(self, params: SessionParams, ids: Ids, *, rid: str) -> Turn:
+    def turn(self, params: SessionParams, ids: Ids, *, rid: str) -> SessionTurn:
         """The turn of a request with the new tokens ``ids``. Raises RequestError: 400 for a session
         or request that is not there, a rid that is in it already or a session that is full; 503 if
         all sessions together are."""
@@ -255,7 +255,7 @@ class Sessions:
                     f"The session stores {session.num_ids} tokens and would get"
                     f" {len(ids)} more; its capacity_of_str_len is {session.capacity}."
                 )
-            turn = Turn(self, session, params, rid, ids)
+            turn = SessionTurn(self, session, params, rid, ids)
             memory = sum(each.memory() for each in self._sessions.values())
             if memory + turn.num_bytes > MAX_BYTES:
                 raise RequestError(
@@ -266,7 +266,7 @@ class Sessions:
             session.turns.add(turn)
             return turn
 
-    def ended(self, turn: Turn, output: SequenceOutput) -> None:
+    def ended(self, turn: SessionTurn, output: SequenceOutput) -> None:
         """Keep a request that has ended, unless it was refused or failed. What it replaces is
         forgotten only now, so that a failure changes nothing."""
         with self._lock:

@@ -45,7 +45,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
     """Why the constraint cannot be compiled; empty if it is."""
 
 
-class Place(msgspec.Struct, frozen=True, tag=True):
+class MatcherState(msgspec.Struct, frozen=True, tag=True):
     """The answer to Advance: where the sequence is now."""
 
     number: int
@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True, tag=True):
 
 
 ToProcess = Compile | Advance | Forget
-FromProcess = Started | Compiled | Place
+FromProcess = Started | Compiled | MatcherState
 
 to_process = msgspec.msgpack.Decoder(ToProcess)
 from_process = msgspec.msgpack.Decoder(FromProcess)

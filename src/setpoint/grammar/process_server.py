@@ -25,14 +25,14 @@ from setpoint.grammar.process_messages import (
     Compiled,
     Forget,
     FromProcess,
-    Place,
+    MatcherState,
     Started,
     ToProcess,
     pack,
     to_process,
 )
 from setpoint.grammar.processes import COMPILE_S, MEMORY_BYTES, STATUS, TOKEN_S
-from setpoint.sandbox.limits import limit_memory, limited_time
+from setpoint.sandbox.process_limits import limit_memory, limited_time
 
 
 class CompiledConstraint(Protocol):
@@ -154,7 +154,7 @@ class _Server:
                 return Compiled(0, NOTHING_ALLOWED)
         return answer
 
-    def _advance(self, number: int, tokens: list[int]) -> Place:
+    def _advance(self, number: int, tokens: list[int]) -> MatcherState:
         began, error, terminated = time.thread_time(), "", False
         self._mask[:] = 0
         try:
@@ -170,4 +170,4 @@ class _Server:
         except RequestError as refused:
             error = refused.message
         seconds = time.thread_time() - began
-        return Place(number, terminated, self._mask.tobytes(), seconds, error)
+        return MatcherState(number, terminated, self._mask.tobytes(), seconds, error)

@@ -33,13 +33,13 @@ from setpoint.grammar.process_messages import (
     Compiled,
     Forget,
     FromProcess,
-    Place,
+    MatcherState,
     Started,
     ToProcess,
     from_process,
     pack,
 )
-from setpoint.sandbox.limits import STOPPED, Ending, Standstill, ending
+from setpoint.sandbox.process_limits import STOPPED, Ending, StopDetector, ending
 
 COMPILE_S = 20.0
 """Computing time in which a constraint must be compiled."""
@@ -85,13 +85,13 @@ class ProcessLostError(Exception):
         )
 
 
-class Listener(Protocol):
+class ProcessWaiter(Protocol):
     """A sequence that waits for a process."""
 
     num_pending: int
     """Number of answers that have not come."""
 
-    def take(self, place: Place) -> None:
+    def take(self, state: MatcherState) -> None:
         """Called with each answer, by the thread that has read it."""
         ...
 
@@ -109,7 +109,9 @@ class GrammarProcess:
         self._lock = threading.Lock()
         """Guards the fields below, and reading."""
         self._unpacker = Unpacker()
-        self._listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+        self._listeners: weakref.WeakValueDictionary[int, ProcessWaiter] = (
+            weakref.WeakValueDictionary()
+        )
         self._num_listeners = 0
         self._control: list[Started | Compiled] = []
         self._is_lost = self._was_killed = False
@@ -156,7 +158,7 @@ class GrammarProcess:
             self._read()
             return self._is_lost
 
-    def join(self, listener: Listener) -> int:
+    def join(self, listener: ProcessWaiter) -> int:
         """The number under which the listener gets answers, as long as it lives."""
         with self._lock:
             self._num_listeners += 1
@@ -168,10 +170,10 @@ class GrammarProcess:
         """Send the next tokens of a sequence; does not wait."""
         self._send(Advance(number, list(tokens)))
 
-    def wait(self, listener: Listener, timeout_s: float) -> bool:
+    def wait(self, listener: ProcessWaiter, timeout_s: float) -> bool:
         """Wait until the listener has all its answers; False if it takes longer. Raises
         ProcessLostError."""
-        until, standstill = time.monotonic() + timeout_s, Standstill()
+        until, standstill = time.monotonic() + timeout_s, StopDetector()
         while True:
             with self._lock:
                 self._read()
@@ -185,7 +187,7 @@ class GrammarProcess:
             self._poll(min(left, POLL_S), standstill)
 
     def _answer(self, is_wanted: Callable[[], bool] = lambda: True) -> Started | Compiled:
-        standstill = Standstill()
+        standstill = StopDetector()
         while True:
             with self._lock:
                 self._read()
@@ -198,7 +200,7 @@ class GrammarProcess:
                 raise _UnwantedError
             self._poll(POLL_S, standstill)
 
-    def _poll(self, timeout_s: float, standstill: Standstill) -> None:
+    def _poll(self, timeout_s: float, standstill: StopDetector) -> None:
         """Wait for a message. A process that is stopped is ended."""
         _wait_for(self._link.fileno(), timeout_s)
         if standstill.lasts(self._pid):
@@ -235,7 +237,7 @@ class GrammarProcess:
                 self._take(from_process.decode(message))
 
     def _take(self, message: FromProcess) -> None:
-        if not isinstance(message, Place):
+        if not isinstance(message, MatcherState):
             self._control.append(message)
         elif (listener := self._listeners.get(message.number)) is not None:
             listener.take(message)

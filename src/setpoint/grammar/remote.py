@@ -17,7 +17,7 @@ from setpoint.grammar.masks import (
     stuck,
 )
 from setpoint.grammar.patience import QUICK_S, Patience
-from setpoint.grammar.process_messages import Place
+from setpoint.grammar.process_messages import MatcherState
 from setpoint.grammar.processes import TOKEN_S, GrammarProcess, ProcessLostError
 
 
@@ -34,7 +34,7 @@ class RemoteAutomaton:
         self._forbidden = forbidden
         self._budget = MaskBudget()
         self._number = process.join(self)
-        self._place: Place | None = None
+        self._state: MatcherState | None = None
         self._error = ""
         self._spent_s = TOKEN_S
         """Computing time of the last answer; of the first, nothing is known."""
@@ -50,8 +50,8 @@ class RemoteAutomaton:
         self._advance([token])
 
     def fill_mask(self, words: Ids) -> None:
-        place = self._answer()
-        words[:] = np.frombuffer(place.mask, np.int32)
+        state = self._answer()
+        words[:] = np.frombuffer(state.mask, np.int32)
         if self._forbidden:
             forbid_while_others(words, self._forbidden)
         if not words.any():
@@ -65,19 +65,19 @@ class RemoteAutomaton:
         self._wait(float("inf"))
         self._settle()
 
-    def take(self, place: Place) -> None:
+    def take(self, state: MatcherState) -> None:
         """Called by the thread that has read an answer."""
-        self._place = place
-        self._error = self._error or place.error
-        self._spent_s = place.seconds
-        self._unpaid_s += place.seconds
+        self._state = state
+        self._error = self._error or state.error
+        self._spent_s = state.seconds
+        self._unpaid_s += state.seconds
         self.num_pending -= 1  # last: then all of the above may be read
 
     def _advance(self, tokens: list[int]) -> None:
         self.num_pending += 1
         self._process.advance(self._number, tokens)
 
-    def _answer(self) -> Place:
+    def _answer(self) -> MatcherState:
         if self.num_pending:
             is_slow = self._spent_s > QUICK_S
             began = time.monotonic()
@@ -93,11 +93,11 @@ class RemoteAutomaton:
         except ProcessLostError as error:
             raise (stuck(TOO_MUCH_WORK) if error.ending.is_its_own else error.in_words()) from None
 
-    def _settle(self) -> Place:
+    def _settle(self) -> MatcherState:
         """The answer that is there, if it was no error and the sequence may compute as much."""
         spent, self._unpaid_s = self._unpaid_s, 0.0
         self._budget.spend(spent)
         if self._error:
             raise RequestError(self._error)
-        assert self._place is not None
-        return self._place
+        assert self._state is not None
+        return self._state

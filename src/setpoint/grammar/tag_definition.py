@@ -88,13 +88,13 @@ class _Writer:
                 return self._parameters(schema) if style == "qwen_xml" else self._json(schema)
             case tags.ParameterXml(schema):
                 return self._parameters(schema)
-            case tags.Grammar(text):
+            case tags.GrammarFormat(text):
                 name = f"client_{len(self.grammars)}"
                 self.grammars.append({"name": name, "lark_grammar": self.ebnf(text)})
                 return f"@{name}"
             case tags.Or(elements):
                 return _one_of([self.expression(each) for each in elements])
-            case tags.Sequence(elements):
+            case tags.SequenceFormat(elements):
                 return self._sequence(elements)
             case tags.Optional(content):
                 return f"({self.expression(content)})?"
@@ -120,7 +120,7 @@ class _Writer:
             case tags.Or(elements):
                 parts = [self._terminal(each) for each in elements]
                 return None if None in parts else _one_of([part for part in parts if part])
-            case tags.Sequence(elements):
+            case tags.SequenceFormat(elements):
                 parts = [self._terminal(each) for each in elements]
                 return None if None in parts else " ".join(part for part in parts if part)
             case tags.Optional(content) | tags.Star(content) | tags.Plus(content):

@@ -52,11 +52,11 @@ class Regex(_Format, frozen=True, tag="regex"):
     pattern: str
 
 
-class Grammar(_Format, frozen=True, tag="grammar"):
+class GrammarFormat(_Format, frozen=True, tag="grammar"):
     grammar: str
 
 
-class Sequence(_Format, frozen=True, tag="sequence"):
+class SequenceFormat(_Format, frozen=True, tag="sequence"):
     elements: list[Format]
 
 
@@ -115,8 +115,8 @@ Format = (
     | JsonSchema
     | ParameterXml
     | Regex
-    | Grammar
-    | Sequence
+    | GrammarFormat
+    | SequenceFormat
     | Or
     | Optional
     | Star
@@ -171,7 +171,7 @@ def _check(node: Format, path: str, depth: int) -> None:
     if depth == 0:
         raise _too_deep()
     match node:
-        case Sequence(elements) | Or(elements):
+        case SequenceFormat(elements) | Or(elements):
             _not_empty(elements, f"{path}.elements")
             for index, each in enumerate(elements):
                 _check(each, f"{path}.elements[{index}]", depth - 1)

@@ -30,7 +30,7 @@ NO_RANK = -1
 query."""
 
 
-class PrefillServer(msgspec.Struct, frozen=True):
+class ServerAnswer(msgspec.Struct, frozen=True):
     """The part of the answer about the whole server that is used here."""
 
     dp_size: Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -76,9 +76,9 @@ def query(rank: int, tp_rank: int = 0) -> str:
     return "/route?" + urlencode(fields)
 
 
-async def prefill_server(host: str, port: int) -> PrefillServer:
+async def prefill_server(host: str, port: int) -> ServerAnswer:
     """Raises HandoverError."""
-    return await _ask(host, port, query(NO_RANK), PrefillServer)
+    return await _ask(host, port, query(NO_RANK), ServerAnswer)
 
 
 async def transfer_address(host: str, port: int, rank: int, tp_rank: int) -> tuple[str, int]:

@@ -49,7 +49,7 @@ class Rooms(msgspec.Struct, frozen=True):
     bootstrap_rooms: Annotated[list[Room], Meta(max_length=65536)]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ServerFacts(msgspec.Struct, frozen=True):
     """What the answer about the whole server says, with SGLang's names."""
 
     attn_tp_size: int
@@ -64,7 +64,7 @@ class Facts(msgspec.Struct, frozen=True):
 class BootstrapServer:
     """The routes, in ``app``."""
 
-    def __init__(self, facts: Facts, key: bytes, *, api_key: str | None = None) -> None:
+    def __init__(self, facts: ServerFacts, key: bytes, *, api_key: str | None = None) -> None:
         """key: this server's engines show it when they register. api_key: without it, nothing is
         said or learnt about single rooms. Where the engines are is no secret: their transfer ports
         want a proof (``secrets``)."""

@@ -82,7 +82,7 @@ class Welcome(_Message, frozen=True):
     checksums: bool
 
 
-class Refusal(_Message, frozen=True):
+class PeerRefusal(_Message, frozen=True, tag="Refusal"):
     """The connection ends. Made by ``refusal``."""
 
     reason: Word
@@ -160,7 +160,7 @@ Message = (
     Challenge
     | Hello
     | Welcome
-    | Refusal
+    | PeerRefusal
     | Begin
     | Fetch
     | Cancel
@@ -181,8 +181,8 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= MAX_WORD else reason[: MAX_WORD - 1] + "…"
 
 
-def refusal(reason: str) -> Refusal:
-    return Refusal(shortened(reason))
+def refusal(reason: str) -> PeerRefusal:
+    return PeerRefusal(shortened(reason))
 
 
 def encode(message: Message) -> bytes:

@@ -25,8 +25,8 @@ from setpoint.handover.frames import (
     HandoverError,
     Hello,
     Message,
+    PeerRefusal,
     Ping,
-    Refusal,
     Taken,
     Welcome,
     refusal,
@@ -79,7 +79,7 @@ async def greet(channel: Channel, terms: Terms) -> Giving:
     finally:
         if share is not None:
             share.close()
-    if isinstance(begin, Refusal):
+    if isinstance(begin, PeerRefusal):
         raise HandoverError(begin.reason)
     if not isinstance(begin, Begin) or (begin.is_shared and share is None):
         raise HandoverError("the greeting was not answered")

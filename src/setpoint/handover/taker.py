@@ -17,7 +17,7 @@ from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError, in_words
 from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
-from setpoint.handover.taking import Taking, Transfer, Wants, arrived, introduce
+from setpoint.handover.taking import PromptTransfer, Taking, Wants, arrived, introduce
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class RoomTaker:
         self._connections: dict[Engine, list[Taking]] = {}
         """No empty lists are kept, nor ended tasks below: clients name any number of engines."""
         self._opening: dict[Engine, asyncio.Task[None]] = {}
-        self._looking: dict[int, Transfer] = {}
+        self._looking: dict[int, PromptTransfer] = {}
         """Sequence -> its transfer, until it has a connection."""
 
     def fetch(
@@ -85,7 +85,7 @@ class RoomTaker:
         self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
     ) -> None:
         now = self._mover.loop.time()
-        transfer = Transfer(seq_id, bootstrap.room, digest, skipped_rows, rows, now)
+        transfer = PromptTransfer(seq_id, bootstrap.room, digest, skipped_rows, rows, now)
         self._looking[seq_id] = transfer
         self._mover.spawn(self._begin(transfer, bootstrap))
 
@@ -99,7 +99,7 @@ class RoomTaker:
                 return  # it has ended, and the loop has been told
         self._post(Arrived(seq_id, failure=CANCELLED))
 
-    async def _begin(self, transfer: Transfer, bootstrap: Bootstrap) -> None:
+    async def _begin(self, transfer: PromptTransfer, bootstrap: Bootstrap) -> None:
         try:
             taking = await self._connection(bootstrap)
         except Exception as error:
@@ -111,7 +111,7 @@ class RoomTaker:
             del self._looking[transfer.seq_id]
             taking.fetch(transfer)
 
-    def _finish(self, transfer: Transfer, message: Arrived) -> None:
+    def _finish(self, transfer: PromptTransfer, message: Arrived) -> None:
         self._looking.pop(transfer.seq_id, None)
         transfer.is_over = True
         self._post(message)

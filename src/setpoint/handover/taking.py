@@ -27,8 +27,8 @@ from setpoint.handover.frames import (
     HandoverError,
     Hello,
     Message,
+    PeerRefusal,
     Ping,
-    Refusal,
     Taken,
     Welcome,
     refusal,
@@ -43,7 +43,7 @@ NUMBERS = 1 << 31
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class PromptTransfer:
     """A prompt's pages on their way to this engine."""
 
     seq_id: int
@@ -102,7 +102,7 @@ async def introduce(channel: Channel, wants: Wants, key: bytes) -> Taking:
 
 async def _answer(channel: Channel, kind: type[_Kind]) -> _Kind:
     found = await channel.receive(MAX_GREETING)
-    if isinstance(found, Refusal):
+    if isinstance(found, PeerRefusal):
         raise HandoverError(found.reason)
     if not isinstance(found, kind):
         raise HandoverError(f"{type(found).__name__} was not expected")
@@ -125,7 +125,7 @@ class Taking:
         self._wants = wants
         self._segments = segments
         self._checksums = checksums
-        self._transfers: dict[int, Transfer] = {}
+        self._transfers: dict[int, PromptTransfer] = {}
         self._numbers: dict[int, int] = {}
         """Sequence -> number of its transfer."""
         self._next = 0
@@ -135,7 +135,7 @@ class Taking:
     def num_open(self) -> int:
         return len(self._transfers)
 
-    def fetch(self, transfer: Transfer) -> None:
+    def fetch(self, transfer: PromptTransfer) -> None:
         number, self._next = self._next, (self._next + 1) % NUMBERS
         self._transfers[number] = transfer
         self._numbers[transfer.seq_id] = number
@@ -150,7 +150,7 @@ class Taking:
         self._queue.put_nowait(Cancel(number))
         return True
 
-    async def run(self, finish: Callable[[Transfer, Arrived], None]) -> str:
+    async def run(self, finish: Callable[[PromptTransfer, Arrived], None]) -> str:
         """Take what comes until the connection ends; returns why. finish: called for each transfer
         that ends here."""
         try:
@@ -164,7 +164,7 @@ class Taking:
         while True:
             await self.channel.send(await self._queue.get())
 
-    async def _read(self, finish: Callable[[Transfer, Arrived], None]) -> None:
+    async def _read(self, finish: Callable[[PromptTransfer, Arrived], None]) -> None:
         while True:
             match await self.channel.receive():
                 case Chunk() as chunk:
@@ -206,7 +206,7 @@ class Taking:
             transfer.num_bytes += chunk.num_bytes
         self._queue.put_nowait(Free(chunk.segment))
 
-    def _complete(self, end: End, finish: Callable[[Transfer, Arrived], None]) -> None:
+    def _complete(self, end: End, finish: Callable[[PromptTransfer, Arrived], None]) -> None:
         transfer = self._transfers.get(end.transfer)
         if transfer is None:
             return
@@ -220,7 +220,7 @@ class Taking:
     def _end(
         self,
         number: int,
-        finish: Callable[[Transfer, Arrived], None],
+        finish: Callable[[PromptTransfer, Arrived], None],
         *,
         end: End | None = None,
         failure: str = "",
@@ -230,7 +230,7 @@ class Taking:
         finish(transfer, arrived(transfer, end=end, failure=failure))
 
 
-def arrived(transfer: Transfer, *, end: End | None = None, failure: str = "") -> Arrived:
+def arrived(transfer: PromptTransfer, *, end: End | None = None, failure: str = "") -> Arrived:
     """The loop's message about a transfer that ends now."""
     now = asyncio.get_running_loop().time()
     began = transfer.began_at or now

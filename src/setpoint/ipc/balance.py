@@ -23,7 +23,7 @@ REQUEST_TOKENS = 64
 
 
 @dataclass(slots=True)
-class Load:
+class EngineLoad:
     """The work of one engine, and the content of its cache. Only the EngineClient changes it."""
 
     rank: int
@@ -103,9 +103,9 @@ def _least(costs: Sequence[tuple[int, ...]]) -> int:
 
 class Balance(Protocol):
     uses_prefixes: ClassVar[bool]
-    """Whether it uses ``Load.num_cached``."""
+    """Whether it uses ``EngineLoad.num_cached``."""
 
-    def choose(self, loads: Sequence[Load], request: Request) -> int:
+    def choose(self, loads: Sequence[EngineLoad], request: Request) -> int:
         """The index of the load to which the request is to be added; ``loads`` is never empty."""
         ...
 
@@ -123,7 +123,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(self, loads: Sequence[Load], request: Request) -> int:
+    def choose(self, loads: Sequence[EngineLoad], request: Request) -> int:
         after = [index for index, load in enumerate(loads) if load.rank > self._last]
         index = after[0] if after else 0
         self._last = loads[index].rank
@@ -136,7 +136,7 @@ class TotalRequests:
 
     uses_prefixes: ClassVar[bool] = False
 
-    def choose(self, loads: Sequence[Load], request: Request) -> int:
+    def choose(self, loads: Sequence[EngineLoad], request: Request) -> int:
         return _least([(load.num_requests, load.num_tokens) for load in loads])
 
 
@@ -145,7 +145,7 @@ class TotalTokens:
 
     uses_prefixes: ClassVar[bool] = False
 
-    def choose(self, loads: Sequence[Load], request: Request) -> int:
+    def choose(self, loads: Sequence[EngineLoad], request: Request) -> int:
         return _least([(load.num_tokens, load.num_requests) for load in loads])
 
 
@@ -159,7 +159,7 @@ class CacheAware:
 
     uses_prefixes: ClassVar[bool] = True
 
-    def choose(self, loads: Sequence[Load], request: Request) -> int:
+    def choose(self, loads: Sequence[EngineLoad], request: Request) -> int:
         num_tokens, prefixes = _num_tokens(request), _prefixes_of(request)
         costs = []
         for load in loads:

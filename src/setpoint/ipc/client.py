@@ -32,7 +32,7 @@ from setpoint.core.messages import (
 )
 from setpoint.core.request import Request
 from setpoint.core.standing import Standing
-from setpoint.ipc.balance import Balance, Load, TotalRequests
+from setpoint.ipc.balance import Balance, EngineLoad, TotalRequests
 from setpoint.ipc.block_sink import BlockSink
 from setpoint.ipc.engine_life import EngineLife, EngineLives
 from setpoint.ipc.gate import Gate, OpenGate
@@ -73,7 +73,7 @@ class EngineClient:
         self._balance = balance or TotalRequests()
         self._lines: dict[int, EngineLine] = {}
         """Rank -> its latest line."""
-        self._loads: dict[EngineLine, Load] = {}
+        self._loads: dict[EngineLine, EngineLoad] = {}
         """Line that has not ended -> its load."""
         self._presence = Presence()
         self.num_moved = 0
@@ -108,7 +108,7 @@ class EngineClient:
         self._lines[line.rank] = line
         self.lives.start(line.life)
         self._presence.attached(line)
-        self._loads[line] = Load(line.rank, self._balance.uses_prefixes)
+        self._loads[line] = EngineLoad(line.rank, self._balance.uses_prefixes)
         self.orders.attached(line)
         line.start(
             partial(self._route, line),

@@ -36,10 +36,10 @@ from setpoint.core.control import (
     OperationDone,
     OptionChange,
     Pause,
+    PauseDone,
     PauseMode,
     Refused,
     RequestList,
-    Standstill,
 )
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.excerpt import excerpt
@@ -235,9 +235,9 @@ class EngineLine:
         ``core.control.Change``)."""
         await self._ask(lambda call_id: Change(call_id, settings, options, by, why), Done)
 
-    async def pause(self, mode: PauseMode) -> Standstill:
+    async def pause(self, mode: PauseMode) -> PauseDone:
         """Pause the engine; returns when it is paused."""
-        return await self._ask(lambda call_id: Pause(call_id, mode), Standstill)
+        return await self._ask(lambda call_id: Pause(call_id, mode), PauseDone)
 
     async def hold(self, *, flushes: bool) -> None:
         """Have the engine stand still, which refuses if requests are open that are not paused.

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from setpoint.core.control import PAUSED, OperationDone, OptionChange, PauseMode, Standstill
+from setpoint.core.control import PAUSED, OperationDone, OptionChange, PauseDone, PauseMode
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.operations import (
     AttachStorage,
@@ -83,7 +83,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Sent:
     """What was sent to a line, or is in its job."""
 
     state: _State
@@ -111,7 +111,7 @@ class Orders:
         """Why released weights could not be restored; "" once they are, and until that is tried."""
         self._started_with = _State()
         """What an engine that is started now has from its start."""
-        self._told: dict[EngineLine, _Told] = {}
+        self._told: dict[EngineLine, _Sent] = {}
         """What each line that has not ended has been told."""
 
     @property
@@ -137,7 +137,7 @@ class Orders:
 
     def attached(self, line: EngineLine) -> None:
         """The client has a new line; its engine was started just now."""
-        self._told[line] = _Told(self._started_with)
+        self._told[line] = _Sent(self._started_with)
 
     def ended(self, line: EngineLine) -> None:
         del self._told[line]
@@ -254,8 +254,8 @@ class Orders:
         that are open now, wherever they are when the last engine is paused."""
         numbers = self._fleet.open_on(ranks) if mode is PauseMode.ABORT else []
 
-        async def pause(line: EngineLine) -> Standstill:
-            told = self._told.get(line) or _Told(_State())  # it may have ended since the call began
+        async def pause(line: EngineLine) -> PauseDone:
+            told = self._told.get(line) or _Sent(_State())  # it may have ended since the call began
             had, told.paused = told.paused, mode
             try:
                 return await line.pause(mode)
@@ -384,7 +384,7 @@ class Orders:
         before = {name: getattr(self._state, name) for name in changes}
 
         async def bring(line: EngineLine) -> T:
-            told = self._told.get(line) or _Told(_State())  # it may have ended since the call began
+            told = self._told.get(line) or _Sent(_State())  # it may have ended since the call began
             had = {name: getattr(told.state, name) for name in changes}
             told.state = replace(told.state, **changes)
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from setpoint.core.standing import Standing
-from setpoint.ipc.balance import Load
+from setpoint.ipc.balance import EngineLoad
 from setpoint.ipc.engine_life import EngineLife, EngineState
 from setpoint.ipc.line import EngineLine
 from setpoint.ipc.orders import Orders
@@ -52,7 +52,7 @@ class Presence:
         return GRACE_S + RESTARTS * (self._longest_restart_s or self._longest_start_s)
 
     def standing(
-        self, line: EngineLine, orders: Orders, load: Load | None, why_last: str
+        self, line: EngineLine, orders: Orders, load: EngineLoad | None, why_last: str
     ) -> Standing:
         """The state of the rank of this line, its latest. why_last: why it gets no engine after
         one that has ended; "" if it gets one."""

@@ -10,7 +10,7 @@ from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
-from setpoint.core.transfers import Place
+from setpoint.core.transfers import KVLocation
 from setpoint.scheduler.scheduler_config import RatioConfig, SchedulerConfig, TierConfig
 
 
@@ -61,7 +61,7 @@ def tier_config(options: Options, storage: StorageConfig) -> TierConfig | None:
     page = options.memory.page_size
     return TierConfig(
         block=-(-storage.block_tokens // page) * page,
-        place=Place.STORAGE if has_storage else Place.HOST,
+        place=KVLocation.STORAGE if has_storage else KVLocation.HOST,
         threshold=storage.prefetch_threshold,
         write_policy=_write_policy(options),
         limits_loss=options.disaggregation.role != "decode",

@@ -12,13 +12,13 @@ from setpoint.observe.figures import Figures
 
 
 @dataclass(slots=True, frozen=True)
-class Work:
+class StepWork:
     flops: float = 0.0
     read_bytes: float = 0.0
     write_bytes: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(
             self.flops + other.flops,
             self.read_bytes + other.read_bytes,
             self.write_bytes + other.write_bytes,
@@ -40,7 +40,7 @@ class WorkModel:
     kv_bytes: int
     """Bytes of a token's keys and values in all layers."""
 
-    def of(self, step: StepDone) -> Work:
+    def of(self, step: StepDone) -> StepWork:
         spec, decoded = self.spec, step.num_decode_rows + step.num_forced
         tokens = step.num_new_tokens + decoded
         hidden, inner = spec.hidden_size, spec.intermediate_size
@@ -60,7 +60,7 @@ class WorkModel:
         moved = tokens * element * (2 * hidden + spec.attention_numbers)
         attended = element * (step.num_new_tokens * (q + cached) + decoded * q)
         of_pair = 2 * spec.num_heads * (spec.head_dim + spec.value_dim)
-        return Work(
+        return StepWork(
             flops=spec.num_layers * (2 * weights * tokens + of_pair * step.num_pairs),
             read_bytes=read + moved + attended + self.kv_bytes * step.num_behind,
             write_bytes=self.kv_bytes * tokens + moved + element * tokens * 3 * inner,
@@ -74,12 +74,12 @@ class WorkMeter:
         """figures: it must get each record before this object does."""
         self._model = model
         self._figures = figures
-        self._total = Work()
-        self._prefill = Work()
+        self._total = StepWork()
+        self._prefill = StepWork()
         """Work of the last step that computed prompt tokens."""
-        self._decodes = Work()
+        self._decodes = StepWork()
         """Work of the decode steps since the last log line about decode steps."""
-        self._reported = Work()
+        self._reported = StepWork()
         """Work of the decode steps that the last log line is about."""
 
     def on(self, record: Record) -> None:
@@ -92,7 +92,7 @@ class WorkMeter:
             return
         self._decodes += work
         if self._figures.decode_is_due:
-            self._reported, self._decodes = self._decodes, Work()
+            self._reported, self._decodes = self._decodes, StepWork()
 
     def counters(self) -> dict[str, dict[str, float]]:
         """The sums, in the form of the counters of ``EngineMetrics``."""

@@ -16,11 +16,11 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import Request, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.answering import Answering
-from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.native import NativeApi, PreparedRequest
 from setpoint.frontend.apis.sglang.sglang_bodies import EncodeBody, GenerateBody, naming_prompt
 from setpoint.frontend.chat.chat_request import ChatRequest
 from setpoint.frontend.chat.turn.prepare import Chat
-from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
+from setpoint.frontend.feed import QUEUE_TARGET, BatchGate, EngineView
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.offline.call_arguments import body_of, checked_sampling, prompt_fields
 
@@ -112,13 +112,13 @@ class Calls:
                 yield results
 
     async def _run(
-        self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]
+        self, prepared: PreparedRequest, make: Callable[[SequenceOutput], dict[str, Any]]
     ) -> Any:
         """The results of ``make`` for every sequence, in order. Requests are submitted gradually,
         so that the engine's queue stays short. The first failure aborts the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
         view = EngineView(self.answering.engine)
-        gate = Gate(view)
+        gate = BatchGate(view)
 
         async def run(index: int, requests: list[Request]) -> None:
             try:

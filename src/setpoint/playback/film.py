@@ -14,14 +14,14 @@ import msgspec
 
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import binding_limit
 from setpoint.doctor.case import examine
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
-from setpoint.doctor.limits import binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kept import rank_observations
 from setpoint.doctor.readers.recording import open_source, read_recording
-from setpoint.playback.sequence_lives import Lives
+from setpoint.playback.request_timelines import Lives
 
 REPORT_S = 120.0
 """The report at a time is about this many seconds before it."""

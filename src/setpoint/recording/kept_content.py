@@ -51,7 +51,7 @@ from setpoint.recording.format import KeptArrival, KeptMessage
 
 
 @dataclass(slots=True)
-class Sampled:
+class KeptTokens:
     """The sampled tokens of a result, as KeptResult holds them."""
 
     ids: bytes = b""
@@ -83,7 +83,7 @@ class Content(Protocol):
         """Checksum of the ids, for comparison; 0 if ids cannot be compared."""
         ...
 
-    def sampled_tokens(self, result: StepResult) -> Sampled: ...
+    def sampled_tokens(self, result: StepResult) -> KeptTokens: ...
 
 
 class Open:
@@ -113,8 +113,8 @@ class Open:
     def checksum(self, admit: Admit) -> int:
         return zlib.crc32(pack_ids(admit.ids))
 
-    def sampled_tokens(self, result: StepResult) -> Sampled:
-        return Sampled(ids=pack_ids(result.token_ids))
+    def sampled_tokens(self, result: StepResult) -> KeptTokens:
+        return KeptTokens(ids=pack_ids(result.token_ids))
 
 
 class Surrogates(Open):
@@ -303,8 +303,8 @@ class Withheld:
     def checksum(self, admit: Admit) -> int:
         return 0
 
-    def sampled_tokens(self, result: StepResult) -> Sampled:
-        sampled, hashes, packed = Sampled(), [], pack_ids(result.token_ids)
+    def sampled_tokens(self, result: StepResult) -> KeptTokens:
+        sampled, hashes, packed = KeptTokens(), [], pack_ids(result.token_ids)
         tokens, ends = result.token_ids.tolist(), result.offsets.tolist()
         for seq_id, (begin, end) in zip(result.seq_ids.tolist(), pairwise(ends), strict=True):
             running = self._running.get(seq_id)

@@ -19,7 +19,7 @@ from setpoint.recording.recording_reader import Recording
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 
 
-class Script(Protocol):
+class ReplayScript(Protocol):
     config: SchedulerConfig
     """The configuration of the replay's scheduler."""
     content: Content
@@ -78,7 +78,7 @@ def _readable(recording: Recording) -> Iterator[Kept]:
         yield from recording
 
 
-def load_script(recording: Recording) -> Script:
+def load_script(recording: Recording) -> ReplayScript:
     """The script of a recording. If content was withheld, reads the recording to its end."""
     withheld = recording.header.content == OFF
     return _SurrogateScript(recording) if withheld else _OriginalScript(recording)

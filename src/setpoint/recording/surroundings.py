@@ -19,7 +19,7 @@ from setpoint.core.request import Ids, Request
 from setpoint.core.result import HiddenStates, StepResult
 from setpoint.core.transfers import Transfer
 from setpoint.recording.format import KeptResult
-from setpoint.recording.script import Script
+from setpoint.recording.script import ReplayScript
 from setpoint.recording.surrogates import offsets_of
 
 
@@ -205,7 +205,7 @@ class RecordedOperator:
 class RecordedExecutor:
     """Answers plans with the recorded results, in order."""
 
-    def __init__(self, script: Script, clock: RecordedClock) -> None:
+    def __init__(self, script: ReplayScript, clock: RecordedClock) -> None:
         self._script = script
         self._clock = clock
         self.results: deque[KeptResult] = deque()

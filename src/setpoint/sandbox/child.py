@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from setpoint.core.framing import Unpacker, framed
-from setpoint.sandbox.limits import STOPPED, STOPPED_S, Limits, Standstill, ending
+from setpoint.sandbox.process_limits import STOPPED, STOPPED_S, ProcessLimits, StopDetector, ending
 
 _CHUNK = 1 << 20
 _OURS = (signal.SIGINT, signal.SIGTERM)
@@ -40,7 +40,7 @@ class ChildLostError(Exception):
 class LimitedChild:
     """See the module. Safe to use from several threads, one of which is served at a time."""
 
-    def __init__(self, module: str, limits: Limits, *, opening: bytes | None = None) -> None:
+    def __init__(self, module: str, limits: ProcessLimits, *, opening: bytes | None = None) -> None:
         """module: what the child runs; its ``main`` calls ``worker.serve`` with the same limits.
         opening: the first job of every child."""
         self._command = (sys.executable, "-m", module)
@@ -117,7 +117,7 @@ class LimitedChild:
         link, process = self._link, self._process
         assert link is not None
         assert process is not None
-        unpacker, standstill, until = Unpacker(), Standstill(), time.monotonic() + wall_s
+        unpacker, standstill, until = Unpacker(), StopDetector(), time.monotonic() + wall_s
         unsent = memoryview(framed(job))
         while True:
             left = until - time.monotonic()

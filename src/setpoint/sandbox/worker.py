@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 
 from setpoint.core.framing import Unpacker, framed
-from setpoint.sandbox.limits import OUT_OF_MEMORY, Limits, limit_memory, limited_time
+from setpoint.sandbox.process_limits import OUT_OF_MEMORY, ProcessLimits, limit_memory, limited_time
 
 _CHUNK = 1 << 20
 
 
-def serve(answer: Callable[[bytes], bytes], limits: Limits) -> None:
+def serve(answer: Callable[[bytes], bytes], limits: ProcessLimits) -> None:
     """Answer one job after the other, which arrive at standard input, a socket, until the other end
     is gone or a limit is reached."""
     limit_memory(resource.RLIMIT_AS, limits.memory_bytes)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from setpoint.core.pagerows import CacheCosts
-from setpoint.core.records import Refusal
+from setpoint.core.records import AdmissionRefusal
 
 
 @dataclass(slots=True)
@@ -40,20 +40,22 @@ class PrefillBudget:
     def _ceil_page(self, tokens: int) -> int:
         return -(-tokens // self.page_size) * self.page_size
 
-    def exhausted(self, available: int) -> Refusal | None:
+    def exhausted(self, available: int) -> AdmissionRefusal | None:
         """The reason why no further request can be considered, or None. available: free + evictable
         pool tokens."""
         if available - self.reserved <= 0:
-            return Refusal.NO_MEMORY
+            return AdmissionRefusal.NO_MEMORY
         if self.requests_left is not None and self.num_admitted >= self.requests_left:
-            return Refusal.PREFILL_LIMIT
+            return AdmissionRefusal.PREFILL_LIMIT
         if self.input_left <= 0:
-            return Refusal.TOKEN_BUDGET
+            return AdmissionRefusal.TOKEN_BUDGET
         if self.chunk_left is not None and self.chunk_left <= 0:
-            return Refusal.CHUNK_BUDGET
+            return AdmissionRefusal.CHUNK_BUDGET
         return None
 
-    def judge(self, extend: int, remaining: int, available: int, *, cached: int) -> int | Refusal:
+    def judge(
+        self, extend: int, remaining: int, available: int, *, cached: int
+    ) -> int | AdmissionRefusal:
         """The number of a candidate's ``extend`` uncached tokens to compute now, or the reason why
         it must wait.
 
@@ -63,18 +65,18 @@ class PrefillBudget:
         """
         tokens = extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size
         if self.costs.growth(tokens, cached) >= available - self.reserved:
-            return Refusal.NO_MEMORY
+            return AdmissionRefusal.NO_MEMORY
         padded = self._ceil_page(extend)
         if self.chunk_left is None:
             return (
-                Refusal.TOKEN_BUDGET
+                AdmissionRefusal.TOKEN_BUDGET
                 if padded >= self.input_left and self.num_admitted > 0
                 else extend
             )
         if padded <= self.chunk_left:
             return extend
         cut = self.chunk_left // self.page_size * self.page_size
-        return cut if cut > 0 else Refusal.CHUNK_BUDGET
+        return cut if cut > 0 else AdmissionRefusal.CHUNK_BUDGET
 
     def chunk(self, extend: int, available: int, *, kept: int = 0) -> int:
         """The number of tokens that the sequence in mid-prefill gets. It goes first and ignores the

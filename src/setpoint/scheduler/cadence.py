@@ -3,7 +3,7 @@ checks of the queue."""
 
 from __future__ import annotations
 
-from setpoint.core.records import Refusal
+from setpoint.core.records import AdmissionRefusal
 from setpoint.core.settings import CadenceSettings
 
 
@@ -19,7 +19,7 @@ class Cadence:
         which is fewer than any rule asks for."""
         self._num_since = 0
 
-    def refusal(self, num_decoding: int, settings: CadenceSettings) -> Refusal | None:
+    def refusal(self, num_decoding: int, settings: CadenceSettings) -> AdmissionRefusal | None:
         """Why prefill must wait this turn; None if it need not. It need not if no sequence could
         use the turn for decode (``num_decoding`` is 0)."""
         return self._due(settings) if num_decoding > 0 else None
@@ -39,7 +39,7 @@ class Cadence:
         self._after_prefill, self._after_chunk = prefill, chunk_only
         self._num_decoding, self._num_since = num_decoding, 0
 
-    def _due(self, settings: CadenceSettings) -> Refusal | None:
+    def _due(self, settings: CadenceSettings) -> AdmissionRefusal | None:
         """Why another decode step is due before prefill may be considered: an option asks for it,
         or the last prefill step was a chunk of an unfinished prompt. None: none is due."""
         asked, since = 0, self._num_since
@@ -48,6 +48,10 @@ class Cadence:
         elif self._num_decoding >= settings.min_decoding:
             asked = settings.prefill_decode_interval
         if since < asked:
-            return Refusal.DECODE_TURN
+            return AdmissionRefusal.DECODE_TURN
         after_chunk = self._after_prefill and self._after_chunk
-        return Refusal.CHUNK_BUDGET if after_chunk and since < settings.decode_after_piece else None
+        return (
+            AdmissionRefusal.CHUNK_BUDGET
+            if after_chunk and since < settings.decode_after_piece
+            else None
+        )

@@ -35,7 +35,7 @@ from setpoint.core.messages import Finish, Moved, TokenEvent
 from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
-from setpoint.core.transfers import Direction, Place
+from setpoint.core.transfers import Direction, KVLocation
 from setpoint.scheduler.emit import joined_logprobs
 from setpoint.scheduler.handed_checks import FORBIDDEN, is_forbidden, what_is_wrong
 from setpoint.scheduler.sequence import Sequence, Status
@@ -145,7 +145,7 @@ class PrefillSide:
             return False
         state, page = self._state, self._state.cache.page_size
         transfer = state.transfers.hold(
-            Place.PEER,
+            KVLocation.PEER,
             seq.prompt,
             seq.request.options.namespace,
             giving.skipped_rows * page,
@@ -348,7 +348,7 @@ class DecodeSide:
             "decode",
             num_waiting=len(self._waiting),
             num_moving=len(self._arriving),
-            num_tokens=self._state.transfers.num_tokens(Direction.LOAD, Place.PEER),
+            num_tokens=self._state.transfers.num_tokens(Direction.LOAD, KVLocation.PEER),
             num_retracted=sum(seq.num_retractions > 0 for seq in self._state.queue),
         )
 
@@ -388,7 +388,7 @@ class DecodeSide:
         state, options = self._state, seq.request.options
         assert options.bootstrap is not None
         transfer = state.transfers.reserve(
-            Place.PEER, seq.prompt, options.namespace, lambda *_: None
+            KVLocation.PEER, seq.prompt, options.namespace, lambda *_: None
         )
         rows, start = NO_ROWS, len(seq.prompt)
         if transfer is not None:

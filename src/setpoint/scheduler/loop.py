@@ -31,8 +31,8 @@ from setpoint.core.control import (
     Operate,
     OperationDone,
     Pause,
+    PauseDone,
     Refused,
-    Standstill,
 )
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.excerpt import excerpt
@@ -414,7 +414,7 @@ class Loop:
                 return Done()
             case Pause(_, mode):
                 self._scheduler.pause(mode)
-                return Standstill(state.num_paused)
+                return PauseDone(state.num_paused)
             case Hold(_, flushes):
                 self._scheduler.hold(flushes=flushes)
                 return Done()

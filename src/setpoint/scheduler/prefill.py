@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from setpoint.core.plan import Admit, PlanBuilder
-from setpoint.core.records import Observer, Preemption, Refusal, RequestAdmitted
+from setpoint.core.records import AdmissionRefusal, Observer, Preemption, RequestAdmitted
 from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
@@ -50,10 +50,10 @@ class PrefillPlanner:
                 waiting = self._order.take(settings)
             self._scan(waiting, budget, builder, step)
         if state.chunking is not None and not step.refusals:
-            self.refuse(Refusal.CHUNK_BUDGET, step)
+            self.refuse(AdmissionRefusal.CHUNK_BUDGET, step)
         self._delay.record_admissions(step.num_new_seqs)
 
-    def refuse(self, reason: Refusal, step: StepDraft) -> None:
+    def refuse(self, reason: AdmissionRefusal, step: StepDraft) -> None:
         """Count the refusals: the head of the queue waits for ``reason``, and all requests after it
         wait for the head."""
         num_waiting = len(self._state.queue)
@@ -61,9 +61,9 @@ class PrefillPlanner:
             step.refusals[reason] = 1
             self._state.head_refusal = reason
         if num_waiting > 1:
-            step.refusals[Refusal.BLOCKED] = num_waiting - 1
+            step.refusals[AdmissionRefusal.BLOCKED] = num_waiting - 1
 
-    def _no_pass(self, settings: Settings) -> Refusal | None:
+    def _no_pass(self, settings: Settings) -> AdmissionRefusal | None:
         """Why no sequence can be admitted this turn, if that is known without considering any of
         them."""
         state = self._state
@@ -77,7 +77,7 @@ class PrefillPlanner:
             usage=state.cache.pool_stats().usage,
             now=state.now,
         )
-        return Refusal.DELAYED if self._delay.holds(view, settings.delay) else None
+        return AdmissionRefusal.DELAYED if self._delay.holds(view, settings.delay) else None
 
     def _scan(
         self, waiting: list[Sequence], budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
@@ -86,7 +86,9 @@ class PrefillPlanner:
         state = self._state
         for seq in waiting:
             refusal = self._admit(seq, budget, builder, step)
-            if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and self._preempt(seq, budget, step):
+            if refusal in (AdmissionRefusal.NO_MEMORY, AdmissionRefusal.NO_SLOT) and self._preempt(
+                seq, budget, step
+            ):
                 refusal = self._admit(seq, budget, builder, step)
                 assert refusal is None, "preemption frees as much as the request needs"
             if refusal is not None:
@@ -94,7 +96,10 @@ class PrefillPlanner:
                 # that they may generate until they run; the next pass counts them by the ratio and
                 # may find room for more (in this case SGLang sets its flag on an empty batch, which
                 # it drops).
-                if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
+                if (
+                    refusal in (AdmissionRefusal.NO_MEMORY, AdmissionRefusal.NO_SLOT)
+                    and step.num_running
+                ):
                     state.standing_refusal = refusal
                 self.refuse(refusal, step)
                 return
@@ -157,12 +162,12 @@ class PrefillPlanner:
 
     def _admit(
         self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
-    ) -> Refusal | None:
+    ) -> AdmissionRefusal | None:
         """Give a waiting sequence a slot, its cached prefix and its first row. Returns the reason,
         with nothing changed, if that is impossible."""
         state = self._state
         if state.num_free_slots <= 0:
-            return Refusal.NO_SLOT
+            return AdmissionRefusal.NO_SLOT
         refusal = budget.exhausted(state.available_tokens)
         if refusal is not None:
             return refusal
@@ -170,9 +175,13 @@ class PrefillPlanner:
         handle = state.cache.match(ids[: match_limit(seq, len(ids))], seq.request.options.namespace)
         extend = len(ids) - handle.num_tokens
         verdict = self._judge(seq, len(ids), extend, budget, state.available_tokens)
-        if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
-            verdict = Refusal.CHUNK_BUDGET  # only one prompt at a time is in mid-prefill
-        if isinstance(verdict, Refusal):
+        if (
+            not isinstance(verdict, AdmissionRefusal)
+            and verdict < extend
+            and state.chunking is not None
+        ):
+            verdict = AdmissionRefusal.CHUNK_BUDGET  # only one prompt at a time is in mid-prefill
+        if isinstance(verdict, AdmissionRefusal):
             handle.release()
             return verdict
         waited_s, cached = state.now - seq.since, handle.num_tokens
@@ -199,7 +208,7 @@ class PrefillPlanner:
         budget: PrefillBudget,
         available: int,
         without: Collection[Sequence] = (),
-    ) -> int | Refusal:
+    ) -> int | AdmissionRefusal:
         """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached
         (``PrefillBudget.judge``), if ``available`` pool tokens can be allocated and the sequences
         in ``without`` no longer run."""
@@ -218,7 +227,7 @@ class PrefillPlanner:
                 rest -= costs.growth(other.remaining, other.num_scheduled, span=1)
             rest += num_full * sum(left for left, _ in living)
             if not fits_until_finish(living, rest, num_full=num_full):
-                return Refusal.NO_MEMORY
+                return AdmissionRefusal.NO_MEMORY
         return budget.judge(extend, seq.remaining, available, cached=num_tokens - extend)
 
     def _preemption_is_possible(self, rule: PrioritySettings | None) -> bool:

@@ -42,10 +42,10 @@ from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
 from setpoint.scheduler.handover import DecodeSide, Handover, PrefillSide
+from setpoint.scheduler.pause_controller import PauseController
 from setpoint.scheduler.prefill import PrefillPlanner, match_limit
 from setpoint.scheduler.scheduler_config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence, Status
-from setpoint.scheduler.standstill import Standstill
 from setpoint.scheduler.state import State, StepDraft
 from setpoint.scheduler.step_masks import token_masks
 
@@ -79,7 +79,7 @@ class Scheduler:
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
         self._cadence = Cadence()
-        self._standstill = Standstill(self.state, observer)
+        self._standstill = PauseController(self.state, observer)
         self._handover: Handover | None = None
         if giver is not None:
             self._handover = PrefillSide(self.state, observer, giver)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from setpoint.core.handover import Role
-from setpoint.core.transfers import Place
+from setpoint.core.transfers import KVLocation
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,7 +27,7 @@ class TierConfig:
 
     block: int
     """Tokens of a block, a multiple of the page size: the smallest piece that is stored."""
-    place: Place = Place.STORAGE
+    place: KVLocation = KVLocation.STORAGE
     """The slowest of the tiers, which names the transfers."""
     threshold: int = 256
     """Fewest tokens that are worth a lookup and a load."""

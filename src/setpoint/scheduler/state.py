@@ -15,7 +15,7 @@ from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Need, Preparer
-from setpoint.core.records import Observer, Outcome, Refusal
+from setpoint.core.records import AdmissionRefusal, Observer, Outcome
 from setpoint.core.settings import Settings
 from setpoint.core.transfers import Mover
 from setpoint.scheduler.cache.manager import KVCache
@@ -56,7 +56,7 @@ class StepDraft:
     handover: HandoverCounts | None = None
     hold: bool = False
     """Nothing may be planned this turn: a preemption waits for the steps in flight."""
-    refusals: dict[Refusal, int] = field(default_factory=dict)
+    refusals: dict[AdmissionRefusal, int] = field(default_factory=dict)
     ends: dict[int, Finish] = field(default_factory=dict)
     """seq_id -> how a sequence ends whose grammar allows no token in this step; written when the
     step's masks are made."""
@@ -131,10 +131,10 @@ class State:
         """Parts of the engine's memory that are given back at present."""
         self.still_since = 0.0
         """Clock seconds when the present standstill began."""
-        self.standing_refusal: Refusal | None = None
+        self.standing_refusal: AdmissionRefusal | None = None
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
-        self.head_refusal: Refusal | None = None
+        self.head_refusal: AdmissionRefusal | None = None
         """Why the head of the queue was refused last; written by ``PrefillPlanner.refuse``."""
 
     def _tiers(self, mover: Mover | None) -> Tiers | None:

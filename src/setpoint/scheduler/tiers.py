@@ -114,7 +114,7 @@ class Tiers:
         self._held: deque[tuple[int, Transfer]] = deque()
         """Saves whose pages a step may still be writing: (the newest such step, save). Another
         sequence may have planned to compute what is to be saved."""
-        self.is_thrifty = False
+        self.saves_selectively = False
         """Whether only blocks are saved that were used twice, because saving has not paid."""
         self._prefill_rate = self._load_rate = 0.0
         """Tokens per second, running means; 0: not known yet."""
@@ -304,7 +304,7 @@ class Tiers:
             return
         block, num_handed = self._config.block, seq.num_handed
         keys = split(seq.digests(num_computed, block))
-        least = 2 if wanted == "write_through_selective" or self.is_thrifty else 1
+        least = 2 if wanted == "write_through_selective" or self.saves_selectively else 1
         first, end = len(keys), 0
         for index, key in enumerate(keys[num_handed // block :], num_handed // block):
             uses = self._known.get(key, 0)
@@ -399,8 +399,8 @@ class Tiers:
                 for key in keys[-(missing // self._config.block) :]:
                     self._known.pop(key, None)
         loss = self.totals.save_s + self.totals.load_s - self.totals.earned_s
-        if not self.is_thrifty and loss > ALLOWED_LOSS_S and self._config.limits_loss:
-            self.is_thrifty = True
+        if not self.saves_selectively and loss > ALLOWED_LOSS_S and self._config.limits_loss:
+            self.saves_selectively = True
             self._observer.on(
                 Fallback(
                     "only blocks that were used twice are saved to the cache tiers",
@@ -408,8 +408,8 @@ class Tiers:
                     f" {self.totals.earned_s:.1f} s",
                 )
             )
-        elif self.is_thrifty and loss < 0:
-            self.is_thrifty = False
+        elif self.saves_selectively and loss < 0:
+            self.saves_selectively = False
 
     # ------------------------------------------------------------------ both
 

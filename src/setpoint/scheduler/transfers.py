@@ -21,7 +21,7 @@ import numpy as np
 from setpoint.core.messages import Moved
 from setpoint.core.records import Observer, TransferEnded, TransferStarted
 from setpoint.core.request import Ids
-from setpoint.core.transfers import Direction, Place, Transfer
+from setpoint.core.transfers import Direction, KVLocation, Transfer
 from setpoint.scheduler.cache.handle import PrefixHandle
 from setpoint.scheduler.cache.manager import KVCache
 
@@ -71,20 +71,20 @@ class Transfers:
         )
         return reserved + sum(len(pages) for pages, _ in self._leaving)
 
-    def num_tokens(self, direction: Direction, place: Place) -> int:
+    def num_tokens(self, direction: Direction, place: KVLocation) -> int:
         """Number of tokens that the open transfers of a direction move from or to a place."""
         return sum(map(_num_tokens, self._of(direction, place)))
 
-    def num_open(self, direction: Direction, place: Place) -> int:
+    def num_open(self, direction: Direction, place: KVLocation) -> int:
         return sum(1 for _ in self._of(direction, place))
 
-    def _of(self, direction: Direction, place: Place) -> Iterator[Transfer]:
+    def _of(self, direction: Direction, place: KVLocation) -> Iterator[Transfer]:
         for each in self._open.values():
             if each.transfer.direction is direction and each.transfer.place is place:
                 yield each.transfer
 
     def reserve(
-        self, place: Place, ids: Ids, namespace: str, then: Then, digests: bytes = b""
+        self, place: KVLocation, ids: Ids, namespace: str, then: Then, digests: bytes = b""
     ) -> Transfer | None:
         """Hold new page rows for the whole pages of ``ids`` that the tree does not have, and lock
         the prefix that it has. Returns None, with nothing held, if the tree has all of them or the
@@ -119,7 +119,7 @@ class Transfers:
 
     def hold(
         self,
-        place: Place,
+        place: KVLocation,
         ids: Ids,
         namespace: str,
         start: int,

@@ -13,7 +13,7 @@ MAX_NAMED = 8
 MAX_PATH = 120
 
 
-class Source(NamedTuple):
+class SchemaKeyword(NamedTuple):
     """A keyword in the document, for the client."""
 
     keyword: str
@@ -22,16 +22,16 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
-    lost: dict[Source, None] = field(default_factory=dict)
+class LossReport:
+    lost: dict[SchemaKeyword, None] = field(default_factory=dict)
     """Demands that no grammar can enforce, in the order in which they were met."""
-    too_large: dict[Source, None] = field(default_factory=dict)
+    too_large: dict[SchemaKeyword, None] = field(default_factory=dict)
     """Demands that are not enforced because rewriting the whole schema would exceed the limits."""
 
-    def lose(self, sources: Iterable[Source]) -> None:
+    def lose(self, sources: Iterable[SchemaKeyword]) -> None:
         self.lost.update(dict.fromkeys(sources))
 
-    def add(self, other: Report) -> None:
+    def add(self, other: LossReport) -> None:
         """Add what another schema's report says."""
         self.lost |= other.lost
         self.too_large |= other.too_large
@@ -65,7 +65,7 @@ class Report:
         return ", and ".join(clauses)
 
 
-def _listed(sources: Iterable[Source]) -> str:
+def _listed(sources: Iterable[SchemaKeyword]) -> str:
     """Demands as a list for a sentence."""
     words = [f"'{each.keyword}' at {excerpt(each.path, MAX_PATH)}" for each in sources]
     more = len(words) - MAX_NAMED

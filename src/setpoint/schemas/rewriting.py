@@ -26,7 +26,7 @@ from setpoint.schemas.expressions import is_regular
 from setpoint.schemas.forms import all_of, any_of, objects
 from setpoint.schemas.opposites import NoOpposite, Opposites, allows_all
 from setpoint.schemas.overlaps import Overlaps, listed
-from setpoint.schemas.report import Report, Source
+from setpoint.schemas.report import LossReport, SchemaKeyword
 
 MAX_STEPS = 20_000
 """Most steps of work for one schema, each some ten microseconds."""
@@ -60,14 +60,14 @@ class TooLargeError(Exception):
 @dataclass(slots=True, frozen=True)
 class Rewritten:
     schema: Schema
-    report: Report
+    report: LossReport
 
 
 def rewritten(schema: dict[str, Any]) -> Rewritten:
     """The schema with the keywords that grammar libraries enforce. One that has no others is
     returned as it is. Raises RequestError (400) for a schema that nothing satisfies."""
     if not needs_rewriting(schema):
-        return Rewritten(schema, Report())
+        return Rewritten(schema, LossReport())
     try:
         rewriter = _Rewriter(schema)
         found = rewriter.document(schema)
@@ -116,7 +116,7 @@ class _Rewriter:
     """is_too_large: whether no keyword is rewritten, because that would take too much work."""
 
     def __init__(self, schema: dict[str, Any], *, is_too_large: bool = False) -> None:
-        self.report = Report()
+        self.report = LossReport()
         self._is_too_large = is_too_large
         self._num_steps = 0
         self._references = references = References(schema)
@@ -131,7 +131,7 @@ class _Rewriter:
             raise TooLargeError
 
     def _lose(self, key: str, path: str) -> None:
-        self.report.lose((Source(key, f"{path}/{key}"),))
+        self.report.lose((SchemaKeyword(key, f"{path}/{key}"),))
 
     def written(self, schema: Any, path: str) -> Schema:
         """The schema at a path. What is not enforced goes to the report."""
@@ -211,7 +211,7 @@ class _Rewriter:
             if key not in schema:
                 continue
             if self._is_too_large:
-                self.report.too_large[Source(key, f"{path}/{key}")] = None
+                self.report.too_large[SchemaKeyword(key, f"{path}/{key}")] = None
                 if key == "oneOf":
                     yield self._one_of(schema, path, is_any=True)
                 continue

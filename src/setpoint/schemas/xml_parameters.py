@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from setpoint.schemas.document import parts_of
-from setpoint.schemas.report import Source
+from setpoint.schemas.report import SchemaKeyword
 
 _ABOUT_TEXT = ("minLength", "maxLength", "pattern", "format", "allOf", "anyOf", "$ref")
 
@@ -20,11 +20,11 @@ def is_free_text(schema: Any) -> bool:
     )
 
 
-def not_enforced(schema: dict[str, Any]) -> Iterator[Source]:
+def not_enforced(schema: dict[str, Any]) -> Iterator[SchemaKeyword]:
     """What the schema of an object demands of its properties that are any text."""
     properties = schema.get("properties")
     if isinstance(properties, dict):
         for step, each in parts_of({"properties": properties}):
             for key in _ABOUT_TEXT:
                 if is_free_text(each) and key in each:
-                    yield Source(key, f"#{step}/{key}")
+                    yield SchemaKeyword(key, f"#{step}/{key}")

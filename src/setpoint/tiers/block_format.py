@@ -20,7 +20,7 @@ HEADER_BYTES = _HEAD.size + 8
 
 
 @dataclass(slots=True, frozen=True)
-class Header:
+class BlockHeader:
     """What a header says."""
 
     owner: bytes
@@ -39,7 +39,7 @@ def header_of(key: bytes, owner: bytes, data: Bytes) -> bytes:
     return head + xxhash.xxh3_64_digest(head)
 
 
-def read_header(head: bytes, key: bytes | None = None) -> Header | None:
+def read_header(head: bytes, key: bytes | None = None) -> BlockHeader | None:
     """What HEADER_BYTES say; None if they are not the header of a block, or of another block than
     ``key``."""
     if len(head) != HEADER_BYTES or xxhash.xxh3_64_digest(head[: _HEAD.size]) != head[_HEAD.size :]:
@@ -47,7 +47,7 @@ def read_header(head: bytes, key: bytes | None = None) -> Header | None:
     magic, name, owner, num_bytes, checksum = _HEAD.unpack(head[: _HEAD.size])
     if magic != MAGIC or (key is not None and name != key):
         return None
-    return Header(owner, num_bytes, checksum)
+    return BlockHeader(owner, num_bytes, checksum)
 
 
 def framed(key: bytes, owner: bytes, data: Bytes) -> bytes:

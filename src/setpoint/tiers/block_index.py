@@ -30,7 +30,7 @@ import msgspec
 from setpoint.core.own_files import is_own_file
 from setpoint.sandbox.child import ChildLostError, LimitedChild, TooMuchError
 from setpoint.tiers.block_keys import KEY_BYTES
-from setpoint.tiers.check_index import LIMITS, Change, Job, Read, is_damage
+from setpoint.tiers.check_index import LIMITS, BeginChange, Job, Read, is_damage
 from setpoint.tiers.own_files import claim_folder
 from setpoint.tiers.store import StoreError
 
@@ -220,7 +220,7 @@ class BlockIndex:
             return
         with closing(LimitedChild("setpoint.tiers.check_index", LIMITS)) as child:
             self._ask(child, Read(str(self._path), KEY_BYTES, ENTRY.size), LIMITS.wall_s)
-            self._ask(child, Change(), LOCK_S)
+            self._ask(child, BeginChange(), LOCK_S)
 
     def _ask(self, child: LimitedChild, job: Job, wall_s: float) -> None:
         """Have the index looked at. Raises DamagedIndexError if something is wrong with it, and
@@ -230,7 +230,7 @@ class BlockIndex:
         except TooMuchError as error:
             raise DamagedIndexError(f"the process that reads it {error}") from None
         except ChildLostError as error:
-            if isinstance(job, Change):
+            if isinstance(job, BeginChange):
                 raise DamagedIndexError(LOCKED) from None
             raise StoreError(
                 f"The index {self._path} cannot be checked: the process that reads it {error}."

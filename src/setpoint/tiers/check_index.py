@@ -8,10 +8,10 @@ import os
 import lmdb
 import msgspec
 
-from setpoint.sandbox.limits import Limits
+from setpoint.sandbox.process_limits import ProcessLimits
 from setpoint.sandbox.worker import serve
 
-LIMITS = Limits(cpu_s=60.0, memory_bytes=4 << 30)
+LIMITS = ProcessLimits(cpu_s=60.0, memory_bytes=4 << 30)
 """The limits of the process. A quarter of its memory is the address space of the index."""
 _OF_THE_MOMENT = (
     lmdb.DiskError, lmdb.LockError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError,
@@ -38,11 +38,11 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     entry_bytes: int
 
 
-class Change(msgspec.Struct, frozen=True, tag=True):
+class BeginChange(msgspec.Struct, frozen=True, tag=True):
     """Begin a change, and take it back. Waits for whoever changes the index now."""
 
 
-Job = Read | Change
+Job = Read | BeginChange
 _decoder = msgspec.msgpack.Decoder(Job)
 
 
@@ -58,7 +58,7 @@ class _Checker:
                 case Read() as about:
                     self._about = about
                     return self._read().encode()
-                case Change():
+                case BeginChange():
                     self._change()
         except lmdb.Error as error:
             return str(error).encode() if is_damage(error) else b""

@@ -33,7 +33,7 @@ MAX_ERRORS = 3
 """After so many errors in a row a store is not used any more."""
 
 
-class Rows(Protocol):
+class PoolRows(Protocol):
     """The page rows of a pool as bytes (``engine.runner.page_rows``)."""
 
     width: int
@@ -44,7 +44,7 @@ class Rows(Protocol):
     def write(self, rows: Ids, data: Bytes, *, first: int = 0) -> None: ...
 
 
-def block_bytes(rows: Rows, block: int, page_size: int) -> int:
+def block_bytes(rows: PoolRows, block: int, page_size: int) -> int:
     """Bytes of a block of so many tokens: a bit for each page row, and the rows."""
     num_rows = block // page_size
     return -(-num_rows * rows.width // 8) + num_rows * rows.row_bytes
@@ -125,7 +125,7 @@ class StoreMover:
     def __init__(
         self,
         tiers: Sequence[Tier],
-        rows: Callable[[], Rows],
+        rows: Callable[[], PoolRows],
         *,
         block: int,
         page_size: int,
@@ -175,7 +175,7 @@ class StoreMover:
         rows, identity = self._begin(transfer), self.identity
         self._saves.add(lambda: self._save(transfer, rows, identity))
 
-    def _begin(self, transfer: Transfer) -> Rows:
+    def _begin(self, transfer: Transfer) -> PoolRows:
         with self._lock:
             self._open.add(transfer.id)
         return self._rows()
@@ -219,7 +219,7 @@ class StoreMover:
                     found += more if isinstance(more, int) else 0
         self._post(Found(seq_id, found * self._block, time.perf_counter() - began))
 
-    def _load(self, transfer: Transfer, rows: Rows, identity: bytes) -> None:
+    def _load(self, transfer: Transfer, rows: PoolRows, identity: bytes) -> None:
         began = time.perf_counter()
         moved = num_bytes = from_host = 0
         why = ""
@@ -259,7 +259,7 @@ class StoreMover:
                 return data, tier
         return None, None
 
-    def _fill(self, transfer: Transfer, rows: Rows, index: int, data: Bytes) -> bool:
+    def _fill(self, transfer: Transfer, rows: PoolRows, index: int, data: Bytes) -> bool:
         """Fill the transfer's rows of a block. False if the block lacks a page that they need."""
         num_rows = self._block // self._page
         num_bits = -(-num_rows * rows.width // 8)
@@ -275,7 +275,7 @@ class StoreMover:
         rows.write(table.ravel(), data[num_bits:], first=skipped)
         return True
 
-    def _save(self, transfer: Transfer, rows: Rows, identity: bytes) -> None:
+    def _save(self, transfer: Transfer, rows: PoolRows, identity: bytes) -> None:
         began = time.perf_counter()
         moved = num_bytes = 0
         why = ""
@@ -304,7 +304,7 @@ class StoreMover:
         seconds = time.perf_counter() - began
         self._end(Moved(transfer.id, moved, num_bytes, seconds, why))
 
-    def _put(self, key: bytes, rows: Rows, table: Ids) -> tuple[int, bool]:
+    def _put(self, key: bytes, rows: PoolRows, table: Ids) -> tuple[int, bool]:
         """Put a block into every tier that lacks it. Returns the number of bytes written, and
         whether any tier has the block now."""
         data: Bytes | None = None

@@ -36,7 +36,7 @@ ASCII = {"·": "|", "…": "~"}
 COLUMNS = ("request", "state", "why", "prompt", "output", "waited", "ran", "tok/s")
 
 
-class Server:
+class ServerScreen:
     """The latest content of each kind of event."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Server:
         return ", ".join(parts)
 
 
-def screen(server: Server, console: Console, *, url: str) -> Group:
+def screen(server: ServerScreen, console: Console, *, url: str) -> Group:
     """The whole screen, as high as the console."""
     width, script = console.width, plots.ASCII if console.options.ascii_only else plots.UNICODE
     above = [*_head(server, width, url), *_verdict(server, width)]
@@ -113,7 +113,7 @@ def screen(server: Server, console: Console, *, url: str) -> Group:
     return Group(*lines, _table(server, max(room, MIN_ROWS), is_ascii=is_ascii))
 
 
-def _head(server: Server, width: int, url: str) -> Iterator[Text]:
+def _head(server: ServerScreen, width: int, url: str) -> Iterator[Text]:
     state = server.state
     name = " ".join(part for part in (state.model, state.dtype, state.device) if part)
     version = f"Setpoint {state.version}" if state.version else ""
@@ -126,7 +126,7 @@ def _head(server: Server, width: int, url: str) -> Iterator[Text]:
         yield Text(f"The server is paused ({printable(state.paused)}).", style="yellow")
 
 
-def _verdict(server: Server, width: int) -> Iterator[Text]:
+def _verdict(server: ServerScreen, width: int) -> Iterator[Text]:
     report = server.report
     if report is None:
         yield Text("The doctor has not looked yet.", style=plots.FAINT)
@@ -153,7 +153,9 @@ def _plot_height(rows: int) -> int:
     return min(PLOT_HEIGHT, max((rows - MIN_ROWS - 7) // 2, 1))
 
 
-def _plot_lines(server: Server, width: int, script: plots.Script, height: int) -> list[Text]:
+def _plot_lines(
+    server: ServerScreen, width: int, script: plots.CharacterSet, height: int
+) -> list[Text]:
     recent = _recent_charts(server)
     if recent is None:
         return [Text("Waiting for figures …", style=plots.FAINT)]
@@ -171,7 +173,7 @@ def _plot_lines(server: Server, width: int, script: plots.Script, height: int) -
     return lines
 
 
-def _recent_charts(server: Server) -> Charts | None:
+def _recent_charts(server: ServerScreen) -> Charts | None:
     """The charts of the last WINDOW_S seconds; None if nothing was measured yet."""
     if not server.moments:
         return None
@@ -192,7 +194,7 @@ def _cut_before(begin: float, moment: Moment) -> Moment:
     return msgspec.structs.replace(moment, at=begin, seconds=seconds)
 
 
-def _pool(server: Server, width: int) -> Iterator[Text]:
+def _pool(server: ServerScreen, width: int) -> Iterator[Text]:
     pool = server.moments[-1].pool if server.moments else {}
     total = pool.get("total", 0)
     if total <= 0:
@@ -209,7 +211,7 @@ def _pool(server: Server, width: int) -> Iterator[Text]:
     yield Text(f"{'':9}{'   '.join(parts)}", style=plots.FAINT)
 
 
-def _table(server: Server, rows: int, *, is_ascii: bool) -> Table:
+def _table(server: ServerScreen, rows: int, *, is_ascii: bool) -> Table:
     requests = server.requests
     title = f"Requests: {requests.num_running} running, {requests.num_queued} waiting"
     table = Table(box=None, pad_edge=False, expand=True, title=title, title_justify="left")

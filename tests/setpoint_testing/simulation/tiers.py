@@ -183,7 +183,7 @@ class PoolMemory:
 
 
 class SimulatedRows:
-    """Implements ``tiers.mover.Rows``."""
+    """Implements ``tiers.mover.PoolRows``."""
 
     width = 1
 

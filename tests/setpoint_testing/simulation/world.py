@@ -19,7 +19,7 @@ from setpoint.checkpoint.source import ModelSource
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import storage_config
 from setpoint.config.hardware import Hardware
-from setpoint.config.live import Asked
+from setpoint.config.live_changes import ConfigInputs
 from setpoint.config.options import Options
 from setpoint.core.messages import Submit
 from setpoint.frontend.text.processor import TextProcessor
@@ -27,7 +27,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.launch.parent.engine import Launched
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.phases import Phases
-from setpoint.launch.parent.served import Served
+from setpoint.launch.parent.served_model import ServedModel
 from setpoint.launch.settings import tier_config
 from setpoint.observe.progress_display import Waiting
 from setpoint.scheduler import invariants
@@ -81,10 +81,10 @@ def _tokenizer() -> Tokenizer:
 
 
 @cache
-def _served(options: Options) -> Served:
+def _served(options: Options) -> ServedModel:
     spec = tiny_spec(vocab_size=VOCAB_SIZE, context_len=CONTEXT, eos_token_ids=(END_OF_TEXT,))
     cores = options.parallel.dp_size
-    asked = Asked(
+    asked = ConfigInputs(
         options=options,
         given=frozenset({"max_total_tokens", "max_running_requests"}),
         hardware=Hardware("cpu", cores, 16 << 30, num_engines=cores),
@@ -103,7 +103,7 @@ def _served(options: Options) -> Served:
         folder / "config.json", {}, folder / "generation_config.json", {}, (), ()
     )
     source = ModelSource(folder, "simulated", "simulated", False, described)
-    return Served(source, folder, None, asked, asked.resolve(), {})
+    return ServedModel(source, folder, None, asked, asked.resolve(), {})
 
 
 class World:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from setpoint.bench import chart, svg
-from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.request_record import Prompt, RequestRecord
 from setpoint.bench.run_metrics import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,8 +24,8 @@ RESULT: dict[str, Any] = {
 }
 
 
-def record(start: float, times: Sequence[float]) -> Record:
-    return Record(
+def record(start: float, times: Sequence[float]) -> RequestRecord:
+    return RequestRecord(
         Prompt("", 1, 1),
         started_at=start,
         ended_at=times[-1],

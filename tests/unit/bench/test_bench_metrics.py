@@ -10,7 +10,7 @@ import pytest
 from setpoint.bench import comparison
 from setpoint.bench import run_metrics as metrics
 from setpoint.bench.paced_load import arrival_times
-from setpoint.bench.request_record import Prompt, Record
+from setpoint.bench.request_record import Prompt, RequestRecord
 from setpoint.bench.run_metrics import Run
 from setpoint.core.errors import ConfigError
 
@@ -23,9 +23,9 @@ def record(
     counts: list[int] | None = None,
     num_prompt: int = 10,
     error: str = "",
-) -> Record:
+) -> RequestRecord:
     counts = [1] * len(times) if counts is None else counts
-    made = Record(
+    made = RequestRecord(
         Prompt("", num_prompt, 4),
         started_at=start,
         ended_at=end,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.bench.breakdown import Part, Turns, parts_of, table
+from setpoint.bench.breakdown import LoopTimes, StepShare, parts_of, table
 from setpoint.bench.engines.engine_turns import engine_turns
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
 from setpoint.config.bench import OneBatchOptions
@@ -150,7 +150,7 @@ def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     own = OneBatchOptions(
         batch_size=(2,), input_len=(6,), output_len=(4,), breakdown=True, output_file=str(out)
     )
-    turns = {"prefill": Turns(0.01, 1e-4, 2e-4), "decode": Turns(0.003, 1e-5, 5e-5)}
+    turns = {"prefill": LoopTimes(0.01, 1e-4, 2e-4), "decode": LoopTimes(0.003, 1e-5, 5e-5)}
     assert (
         bench_one_batch(
             own,
@@ -204,14 +204,14 @@ def test_without_limits_there_are_no_bounds() -> None:
     ],
 )
 def test_times_are_shown_in_a_unit_that_fits(seconds: float, unit: str, shown: str) -> None:
-    lines = table("t", {"linear": Part(seconds), "step": Part(seconds)}, seconds, None)
+    lines = table("t", {"linear": StepShare(seconds), "step": StepShare(seconds)}, seconds, None)
     assert f"| part | {unit} | share | bound {unit} | of bound |" in lines
     assert f"| linear layers | {shown} | 100.0% | – | – |" in lines
     assert lines[-1] == f"Without timers and scheduling it took {shown} {unit}."
 
 
 def test_runs_that_do_not_agree_are_warned_of() -> None:
-    parts = {"linear": Part(0.5), "scheduling": Part(0.5), "step": Part(1.0)}
+    parts = {"linear": StepShare(0.5), "scheduling": StepShare(0.5), "step": StepShare(1.0)}
     assert table("t", parts, 0.6, None)[-1].startswith("Without timers")
     assert (
         "WARNING: Without timers it took 2.0 times as long as with them"

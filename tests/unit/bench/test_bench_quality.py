@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from setpoint import cli
-from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, Windows, compare, table
+from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, TextWindows, compare, table
 from setpoint.bench.engines.quality import ANSWER, TEXTS, cut_windows, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ ABOUT = {
     "linear_layers": "cpu",
     "weight_bytes": 1000,
 }
-WINDOWS = Windows(["prose", "prose", "code"], [[1, 2, 3], [4, 5], [6, 7]])
+WINDOWS = TextWindows(["prose", "prose", "code"], [[1, 2, 3], [4, 5], [6, 7]])
 
 
 def measured(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from resolving import SPEC
 
-from setpoint.bench.engines.model_pace import Machine, Steps, pace_of
+from setpoint.bench.engines.model_pace import Machine, ModelSteps, pace_of
 from setpoint.observe.work import WorkModel
 from setpoint.planning.pace import Stored
 
@@ -35,7 +35,7 @@ class Given:
         raise AssertionError
 
 
-STEPS = Steps(WorkModel(SPEC, 0, 0.0, 2, KV), STORED, "bfloat16")
+STEPS = ModelSteps(WorkModel(SPEC, 0, 0.0, 2, KV), STORED, "bfloat16")
 ENDLESS = Machine(Given(read=1e30, flops=1e30), TIMES)
 
 

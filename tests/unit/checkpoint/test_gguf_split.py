@@ -15,7 +15,7 @@ from gguf_cases import MODEL, convert, load, write
 from setpoint.checkpoint.gguf.split_files import parts_of
 from setpoint.core.blocksfile import gguf_of, read_blocks_table
 from setpoint.core.errors import CheckpointError
-from setpoint.engine.models.weight_sources import Checkpoint
+from setpoint.engine.models.weight_sources import CheckpointFiles
 from setpoint_testing import tiny_gguf
 
 
@@ -48,7 +48,7 @@ def test_any_part_stands_for_the_whole(tmp_path: Path) -> None:
 def load_parts(folder: Path) -> dict[str, np.ndarray]:
     """The weights as an engine loads them, in float32."""
     with ExitStack() as stack:
-        source = Checkpoint(folder, stack)
+        source = CheckpointFiles(folder, stack)
         return {name: tensor.float().numpy() for name, tensor in source.read_all().items()}
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
-from setpoint.config.live import Asked, Running, read_values
+from setpoint.config.live_changes import ConfigInputs, Running, read_values
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
-from setpoint.launch.parent.live import LiveConfig
+from setpoint.launch.parent.live_config import LiveConfig
 from setpoint.planning.memory import GIB
 from setpoint_testing.specs import tiny_spec
 
@@ -19,7 +19,7 @@ POOL = 10_000
 
 
 def running(**options: Any) -> Running:
-    asked = Asked(
+    asked = ConfigInputs(
         options=Options.of(random_seed=7, **options),
         given=frozenset(options),
         hardware=Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB),

@@ -16,9 +16,9 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.declare import MASK
 from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.core.errors import ConfigError
-from setpoint.launch.parent.announce import announce
 from setpoint.launch.parent.assembly import server_info
 from setpoint.launch.parent.configuration import settle
+from setpoint.launch.parent.start_log import log_configuration
 from setpoint_testing.tiny_models import write_tiny_llama
 
 
@@ -39,7 +39,7 @@ def test_a_secret_is_neither_logged_nor_in_server_info(
     )
     with caplog.at_level(logging.DEBUG):
         served = settle(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
-        announce(served, {})
+        log_configuration(served, {})
     info = server_info(served.config, startup_s=1.0)
     assert "sesame" not in caplog.text + str(info)
     assert (info["api_key"], info[second_secret], info["port"]) == (MASK, MASK, 30000)

@@ -20,12 +20,12 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.scheduling import MAX_DECODE_STEPS
 from setpoint.config.hardware import Hardware
-from setpoint.config.live import LIVE, Asked, Running
+from setpoint.config.live_changes import LIVE, ConfigInputs, Running
 from setpoint.config.options import Options
 from setpoint.core.control import Change
 from setpoint.core.errors import ConfigError
-from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
-from setpoint.launch.parent.live import LiveConfig
+from setpoint.core.records import AdmissionRefusal, Preemption, SettingsChanged, StepDone
+from setpoint.launch.parent.live_config import LiveConfig
 from setpoint.launch.settings import live_settings
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
@@ -50,7 +50,7 @@ class Server:
     """What a real one is made of, without sockets and model."""
 
     def __init__(self, *, num_pages: int, **options: Any) -> None:
-        asked = Asked(
+        asked = ConfigInputs(
             options=Options.of(random_seed=7, **options),
             given=frozenset(options),
             hardware=Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB),
@@ -132,7 +132,7 @@ def kinds(harness: Harness, steps: list[StepDone]) -> str:
     return "".join("P" if step.num_prefill_rows else "D" for step in steps[:6])
 
 
-def refusals(reason: Refusal) -> Metric:
+def refusals(reason: AdmissionRefusal) -> Metric:
     return lambda harness, steps: sum(reason in step.refusals for step in steps)
 
 
@@ -236,30 +236,30 @@ ROWS = [
     ),
     Row(
         "num_continuous_decode_steps", 4, "steps that wait for decode",
-        refusals(Refusal.DECODE_TURN), (0, 5), later(gap=3),
+        refusals(AdmissionRefusal.DECODE_TURN), (0, 5), later(gap=3),
     ),
     Row(
-        "enable_prefill_delayer", True, "steps that delay admission", refusals(Refusal.DELAYED),
+        "enable_prefill_delayer", True, "steps that delay admission", refusals(AdmissionRefusal.DELAYED),
         (0, 30), fresh({}), {"max_running_requests": 3},
     ),
     Row(
         "prefill_delayer_max_delay_passes", 3, "steps that delay admission",
-        refusals(Refusal.DELAYED), (30, 3), fresh({}), DELAYER,
+        refusals(AdmissionRefusal.DELAYED), (30, 3), fresh({}), DELAYER,
     ),
     Row(
         "prefill_delayer_max_delay_ms", 10, "steps that delay admission",
-        refusals(Refusal.DELAYED), (30, 4), fresh({}), DELAYER,
+        refusals(AdmissionRefusal.DELAYED), (30, 4), fresh({}), DELAYER,
     ),
     Row(
         "prefill_delayer_token_usage_low_watermark", 0.9, "steps that delay admission",
-        refusals(Refusal.DELAYED), (30, 0), fresh({}), DELAYER,
+        refusals(AdmissionRefusal.DELAYED), (30, 0), fresh({}), DELAYER,
     ),
     Row(
         "prefill_delayer_queue_min_ratio", 1.0, "steps that delay admission",
-        refusals(Refusal.DELAYED), (0, 30), fresh({}), DELAYER | {"max_running_requests": 8},
+        refusals(AdmissionRefusal.DELAYED), (0, 30), fresh({}), DELAYER | {"max_running_requests": 8},
     ),
     Row(
-        "min_free_slots_delay", 4, "steps that delay admission", refusals(Refusal.DELAYED),
+        "min_free_slots_delay", 4, "steps that delay admission", refusals(AdmissionRefusal.DELAYED),
         (0, 30), fresh({}), {"max_running_requests": 8}, streams=7,
     ),
     Row(

@@ -10,7 +10,12 @@ from resolving import decide
 
 from setpoint.config.check import check_options
 from setpoint.config.hardware import Hardware
-from setpoint.config.nodes import check_meeting, meeting_place, ranks_of_nodes, with_torchrun_ranks
+from setpoint.config.nodes import (
+    check_rendezvous,
+    ranks_of_nodes,
+    rendezvous_address,
+    with_torchrun_ranks,
+)
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
@@ -48,8 +53,8 @@ def test_several_nodes_need_an_address() -> None:
     options = Options.of(**TWO)
     check_options(options)
     with pytest.raises(ConfigError, match="--nnodes 2 needs --dist-init-addr HOST:PORT"):
-        check_meeting(options)
-    check_meeting(Options.of(**TWO, dist_init_addr="node-0:5000"))
+        check_rendezvous(options)
+    check_rendezvous(Options.of(**TWO, dist_init_addr="node-0:5000"))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_several_nodes_need_an_address() -> None:
     ],
 )
 def test_addresses(text: str, place: tuple[str, int]) -> None:
-    assert meeting_place(Options.of(dist_init_addr=text).parallel) == place
+    assert rendezvous_address(Options.of(dist_init_addr=text).parallel) == place
 
 
 def test_ranks_are_divided_evenly() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from setpoint.config.commandline import parse
 from setpoint.config.commands import COMMANDS
+from setpoint.config.multi_model import REFUSED, each_model
 from setpoint.config.options import Options
-from setpoint.config.several import REFUSED, each_model
 from setpoint.core.errors import ConfigError
 
 SERVE = COMMANDS["serve"]

@@ -40,13 +40,15 @@ def test_a_tier_that_is_off_says_why() -> None:
     assert ".." not in found.summary
 
 
-@pytest.mark.parametrize("is_thrifty", [False, True])
-def test_a_tier_that_costs_and_saves_nothing(is_thrifty: bool) -> None:
-    report = judge(save_s=12.0, load_s=0.4, saved_tokens=90_000, is_thrifty=is_thrifty)
+@pytest.mark.parametrize("saves_selectively", [False, True])
+def test_a_tier_that_costs_and_saves_nothing(saves_selectively: bool) -> None:
+    report = judge(
+        save_s=12.0, load_s=0.4, saved_tokens=90_000, saves_selectively=saves_selectively
+    )
     found = of_tier(report)
     assert found is not None
     assert "costs 6 % of the time of a core and saves nothing" in found.summary
-    assert found.action.value == (None if is_thrifty else "write_through_selective")
+    assert found.action.value == (None if saves_selectively else "write_through_selective")
     assert "Keep it" not in notes(report)
 
 

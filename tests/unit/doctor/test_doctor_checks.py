@@ -12,10 +12,10 @@ from doctor_cases import decode, prefill, rank, retract, seen
 
 import setpoint.doctor.checks
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import SchedulerLimits, binding_limit
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.contract import contract
 from setpoint.doctor.findings import Report
-from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Rank, SourceKind
 
 READY: dict[str, Any] = {
@@ -402,13 +402,13 @@ class TestOthers:
         """Red before: the console's band said that the server waited for requests."""
         refusals = {"token_budget": 30} if queue else {}
         moment = decode(4, queue, 0.1, busy_s=1.0, cpu_s=cpu_s, refusals=refusals)
-        assert binding_limit(moment, Limits(reasons=True)) == limit
+        assert binding_limit(moment, SchedulerLimits(reasons=True)) == limit
         moment.busy_s, moment.cpu_s = 0.01, 0.0
-        assert binding_limit(moment, Limits(reasons=True)) != "cpu-contended"
+        assert binding_limit(moment, SchedulerLimits(reasons=True)) != "cpu-contended"
 
     def test_a_limit_of_the_scheduler_stands_although_others_take_the_cpu(self) -> None:
         moment = decode(4, 9, 0.1, busy_s=1.0, cpu_s=0.1, refusals={"no_slot": 30})
-        assert binding_limit(moment, Limits(reasons=True)) == "seq-cap"
+        assert binding_limit(moment, SchedulerLimits(reasons=True)) == "seq-cap"
 
     def test_a_cpu_that_others_took_a_while_ago(self) -> None:
         lines = [decode(4, 0, 0.1, busy_s=1.0, cpu_s=0.1 if i < 9 else 0.99) for i in range(40)]

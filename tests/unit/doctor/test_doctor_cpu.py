@@ -9,10 +9,10 @@ import pytest
 from doctor_cases import decode, rank, seen
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import SchedulerLimits
 from setpoint.doctor.case import examine
 from setpoint.doctor.checks.common import fixed_share_of, throughput_effect
 from setpoint.doctor.checks.prefill_budget import prefill_action
-from setpoint.doctor.limits import Limits
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.step_times import EVEN_BATCH, PROMPT_COST, chunk_gains
 
@@ -23,7 +23,7 @@ def test_a_chunk_below_its_start_value_goes_back_to_it_without_a_restart(
 ) -> None:
     info = {"chunked_prefill_size": present, "device": "cpu"}
     case = examine(seen(rank([decode(4, 3, 0.3)] * 12)))
-    case = replace(case, limits=Limits(prefill_tokens=float(present)))
+    case = replace(case, limits=SchedulerLimits(prefill_tokens=float(present)))
     changed = facts_of(info | {"start_values": {"chunked_prefill_size": start}}, engine="setpoint")
     action = prefill_action(replace(case, seen=replace(case.seen, facts=changed)))
     assert (action.flag, action.value, action.live) == ("--chunked-prefill-size", start, True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from setpoint.core.moments import Moment
-from setpoint.core.records import Refusal
+from setpoint.core.records import AdmissionRefusal
 from setpoint.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.doctor.checks.diagnose import diagnose, opposed, rank_findings, without_contradictions
 from setpoint.doctor.equations import conservativeness_against_retractions
@@ -40,7 +40,7 @@ def moments(draw: st.DrawFn) -> Moment:
         new_tokens=draw(WHOLE),
         cached_tokens=draw(WHOLE),
         retractions=draw(st.integers(0, 2)),
-        refusals=draw(st.dictionaries(st.sampled_from([*Refusal]), st.integers(0, 50))),
+        refusals=draw(st.dictionaries(st.sampled_from([*AdmissionRefusal]), st.integers(0, 50))),
         model_s=draw(SHARES),
         busy_s=draw(SHARES),
         cpu_s=draw(SHARES),

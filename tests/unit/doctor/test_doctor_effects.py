@@ -13,7 +13,7 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.case import examine
 from setpoint.doctor.checks.common import fixed_share_of, steps, throughput_effect
 from setpoint.doctor.findings import Effect
-from setpoint.doctor.step_times import Step, fixed_share
+from setpoint.doctor.step_times import DecodeStep, fixed_share
 
 NOISE = 0.1
 SIZES = [2, 4, 8, 12, 16, 16, 16, 16]
@@ -88,7 +88,7 @@ def test_a_moment_that_knows_its_busy_time_is_a_step_whatever_it_waited() -> Non
         for i in range(5)
     ]
     found = steps(examine(seen(rank(moments))))
-    assert found == [Step(0.02, 4.0, 0.0)] * 5
+    assert found == [DecodeStep(0.02, 4.0, 0.0)] * 5
 
 
 @pytest.mark.parametrize("left", [5e-324, 4e-16])
@@ -96,7 +96,7 @@ def test_what_rounding_leaves_of_an_idle_moment_is_no_step(left: float) -> None:
     """Found by the property test of every report: times of 0 s, and a division by their mean."""
     times = [left, 0.2, 0.2, left]
     moments = [Moment(at=i, num_decode=2, running=4.0, busy_s=s) for i, s in enumerate(times)]
-    assert steps(examine(seen(rank(moments)))) == [Step(0.1, 4.0, 0.0)] * 2
+    assert steps(examine(seen(rank(moments)))) == [DecodeStep(0.1, 4.0, 0.0)] * 2
     idle = [Moment(at=i, num_decode=2, running=4.0, busy_s=left) for i in range(4)]
     fixed = fixed_share_of(examine(seen(rank(idle))), 4.0)
     assert (fixed.low, fixed.high) == (0.0, 1.0)
@@ -111,7 +111,7 @@ def test_what_rounding_leaves_of_an_idle_moment_is_no_step(left: float) -> None:
 def test_no_source_predicts_what_cannot_be(
     rows: list[tuple[float, float, float]], running: float, growth: float, device: str | None
 ) -> None:
-    fixed = fixed_share([Step(*row) for row in rows], running, device)
+    fixed = fixed_share([DecodeStep(*row) for row in rows], running, device)
     assert 0 <= fixed.low <= fixed.share <= fixed.high <= 1
     low, expected, high = fixed.gains(growth)
     assert 1 - 1e-9 <= low <= expected <= high <= growth * (1 + 1e-9)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import setpoint
-from setpoint.config.live import read_values
+from setpoint.config.live_changes import read_values
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.doctor.checks import CHECKS
 from setpoint_testing.page_commands import commands

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.frontend.several.models import TURN_S, SeveralModels
+from setpoint.frontend.multi_model.models import TURN_S, ModelSwapper
 
 
 def test_the_log_says_for_whom_new_requests_wait(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,11 +18,11 @@ def test_the_log_says_for_whom_new_requests_wait(caplog: pytest.LogCaptureFixtur
 
     async def scenario() -> None:
         parts = {name: (client, asyncio.Event()) for name in "ab"}
-        several = SeveralModels(parts, most=1, clock=clock)
+        several = ModelSwapper(parts, most=1, clock=clock)
         first, second = several.models.values()
         several.loaded("a")
         several.loaded("b")
-        several.turns.unloaded("b")
+        several.planner.unloaded("b")
         assert first.arrived()
         assert not second.arrived()
         working = asyncio.create_task(several.run())

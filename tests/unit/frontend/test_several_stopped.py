@@ -11,8 +11,8 @@ from setpoint.core.awake import CLOCK
 from setpoint.core.control import Operate, OperationDone
 from setpoint.core.messages import Ready, Reply, decode_to_engine, encode
 from setpoint.core.operations import ReleaseMemory, RestoreMemory
-from setpoint.frontend.several import models
-from setpoint.frontend.several.models import SeveralModels
+from setpoint.frontend.multi_model import models
+from setpoint.frontend.multi_model.models import ModelSwapper
 from setpoint.ipc.client import EngineClient
 from setpoint.ipc.engine_life import EngineLives, RestartBudget
 from setpoint.ipc.line import EngineLine
@@ -53,7 +53,7 @@ def test_an_engine_that_is_stopped_while_it_takes_its_memory_again_is_replaced(
         client = EngineClient(EngineLives(RestartBudget(0)))
         client.attach(stopped.line)
         stopped.is_ready()
-        several = SeveralModels({"a": (client, may_load)}, most=1, clock=CLOCK)
+        several = ModelSwapper({"a": (client, may_load)}, most=1, clock=CLOCK)
         model = several.models["a"]
         several.loaded("a")
         await several.unload("a")

@@ -6,7 +6,7 @@ from setpoint.core.messages import Cached
 from setpoint.core.prefix_digest import names_of
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.ipc.balance import CacheAware, Load
+from setpoint.ipc.balance import CacheAware, EngineLoad
 
 
 def request(first: int) -> Request:
@@ -17,7 +17,7 @@ def request(first: int) -> Request:
 def test_prompts_that_come_one_by_one_fill_both_caches() -> None:
     """No engine has anything to do when the next one comes, so load alone would not tell them
     apart."""
-    rule, loads = CacheAware(), [Load(rank, keeps_prefixes=True) for rank in range(2)]
+    rule, loads = CacheAware(), [EngineLoad(rank, keeps_prefixes=True) for rank in range(2)]
     for first in (1000, 2000, 3000, 4000):
         asked = request(first)
         index = rule.choose(loads, asked)

@@ -19,9 +19,9 @@ from setpoint.core.control import (
     Operate,
     OperationDone,
     Pause,
+    PauseDone,
     PauseMode,
     Refused,
-    Standstill,
 )
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.messages import Ready, Reply, decode_to_engine, encode
@@ -85,7 +85,7 @@ class Engine:
     def _answer(self, call: Call) -> Answer:
         match call:
             case Pause():
-                return Standstill(0)
+                return PauseDone(0)
             case Hold() | Operate() if self.is_busy:
                 return Refused("An engine is not idle.")
             case Operate() if self.refuses:
@@ -561,7 +561,7 @@ def test_an_engine_that_is_held_and_paused_before_its_answer_goes_on_with_the_pa
         pausing = asyncio.create_task(client.orders.pause(PauseMode.ABORT))
         await turns()
         second.receiver(encode(Reply(1, Refused("An engine is not idle."))))
-        second.receiver(encode(Reply(2, Standstill(0))))
+        second.receiver(encode(Reply(2, PauseDone(0))))
         second.is_silent = False
         await pausing
         assert not await flushing

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from setpoint.core.control import Answer, Call, Done, OperationDone, PauseMode, Refused, Standstill
+from setpoint.core.control import Answer, Call, Done, OperationDone, PauseDone, PauseMode, Refused
 from setpoint.core.messages import Alive, Ready, Reply, decode_to_engine, encode
 from setpoint.core.operations import MemoryPart
 from setpoint.ipc.client import EngineClient
@@ -93,7 +93,7 @@ def test_an_order_that_has_ended_leaves_nothing_behind() -> None:
     async def scenario(client: EngineClient, first: Engine, second: Engine) -> None:
         orders = client.orders
         told: list[tuple[Coroutine[Any, Any, Any], Answer]] = [
-            (orders.pause(PauseMode.IN_PLACE), Standstill(0)),
+            (orders.pause(PauseMode.IN_PLACE), PauseDone(0)),
             (orders.resume(), Done()),
             (orders.release([MemoryPart.KV_CACHE]), OperationDone(0)),
             (orders.restore([MemoryPart.KV_CACHE]), OperationDone(0)),

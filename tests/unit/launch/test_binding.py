@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
-from setpoint.config.placement import Place
+from setpoint.config.placement import RankPlacement
 from setpoint.config.resolve import resolve
 from setpoint.launch.child import binding
 from setpoint.launch.job import EngineJob
@@ -24,12 +24,12 @@ MACHINE = Hardware(device="cpu", num_cores=4, available_bytes=20 * GIB)
 BOUND = """
 import json, logging, os, sys
 from pathlib import Path
-from setpoint.config.placement import Place
+from setpoint.config.placement import RankPlacement
 from setpoint.launch.child.binding import bind
 import torch
 
 logging.basicConfig(level=logging.DEBUG)
-bind(Place(tuple(json.loads(sys.argv[1])), 2, json.loads(sys.argv[2])))
+bind(RankPlacement(tuple(json.loads(sys.argv[1])), 2, json.loads(sys.argv[2])))
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)
 threads = [
@@ -88,11 +88,11 @@ def test_what_cannot_be_bound_is_logged(cpus: list[int], node: int | None, messa
 def test_each_rank_of_each_engine_has_its_own_place(
     monkeypatch: pytest.MonkeyPatch, engine: int, rank: int
 ) -> None:
-    places = tuple(Place((10 * i,), i + 1, None) for i in range(4))
+    places = tuple(RankPlacement((10 * i,), i + 1, None) for i in range(4))
     options = Options.of(dp_size=2, tp_size=2)
     config = replace(resolve(options, MACHINE, tiny_spec(num_kv_heads=2)), places=places)
     job = EngineJob(config, tiny_spec(), "/model", None, engine, None, False)
-    asked: list[Place] = []
+    asked: list[RankPlacement] = []
     monkeypatch.setattr(binding, "bind", asked.append)
     threads = binding.bound(job, rank).config.num_threads
     assert (asked, threads) == ([places[2 * engine + rank]], 2 * engine + rank + 1)
@@ -124,6 +124,8 @@ def test_variables_that_undo_it_are_named(
 ) -> None:
     monkeypatch.setattr(binding, "bind", lambda place: None)
     monkeypatch.setenv(name, value)
-    config = replace(resolve(Options(), MACHINE, tiny_spec()), places=(Place((0,), 1, None),))
+    config = replace(
+        resolve(Options(), MACHINE, tiny_spec()), places=(RankPlacement((0,), 1, None),)
+    )
     binding.bound(EngineJob(config, tiny_spec(), "/model", None, None, None, False), 0)
     assert (f"{name} is set" in caplog.text) == warns

@@ -13,7 +13,7 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.core.identity import sources_digest, weights_sample
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.launch.child.mapping import computation_of
 from setpoint.launch.job import EngineJob
 from setpoint_testing.tiny_models import write_tiny_llama
@@ -21,13 +21,13 @@ from setpoint_testing.tiny_models import write_tiny_llama
 CPU = Hardware(device="cpu", num_cores=8, available_bytes=1 << 34)
 
 
-def computation(folder: Path, hardware: Hardware = CPU, **options: object) -> Computation:
+def computation(folder: Path, hardware: Hardware = CPU, **options: object) -> ComputationIdentity:
     spec = read_spec(folder)
     config = decide(Options.of(tp_size=2, **options), hardware, spec)
     return computation_of(EngineJob(config, spec, str(folder), None, None, None, False))
 
 
-def differing(one: Computation, other: Computation) -> set[str]:
+def differing(one: ComputationIdentity, other: ComputationIdentity) -> set[str]:
     a, b = one.facts(), other.facts()
     return {name for name in {*a, *b} if a.get(name) != b.get(name)}
 

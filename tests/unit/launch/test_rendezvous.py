@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from setpoint.launch.child import rendezvous as module
-from setpoint.launch.child.rendezvous import Meeting, NotMet, join, own_host, peer, watch
+from setpoint.launch.child.rendezvous import (
+    Rendezvous,
+    RendezvousFailed,
+    join,
+    own_host,
+    peer,
+    watch,
+)
 from setpoint_testing.server_process import free_port, wait_until
 
 AGREED = {"the version of Setpoint": "1", "--dtype": "bfloat16"}
@@ -22,10 +29,10 @@ NODES = {1: 1, 2: 1, 3: 2}
 
 
 @contextmanager
-def meeting(**changes: object) -> Iterator[tuple[Meeting, tuple[str, int]]]:
+def meeting(**changes: object) -> Iterator[tuple[Rendezvous, tuple[str, int]]]:
     address = ("127.0.0.1", free_port())
     options = {"facts": AGREED, "seed": 17, "secret": "known"} | changes
-    met = Meeting(address, options.pop("nodes", NODES), **options)  # type: ignore[arg-type]
+    met = Rendezvous(address, options.pop("nodes", NODES), **options)  # type: ignore[arg-type]
     try:
         yield met, address
     finally:
@@ -73,20 +80,22 @@ def test_both_sides_hear_why_a_rank_is_refused(
     changes: dict, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with meeting() as (met, address):
-        with pytest.raises(NotMet, match=words):
+        with pytest.raises(RendezvousFailed, match=words):
             joined(address, **{"rank": 1} | changes)
-        with pytest.raises(NotMet, match=r"Rank 1 \(node 1\), .* and rank 3 \(node 2\) did not"):
+        with pytest.raises(
+            RendezvousFailed, match=r"Rank 1 \(node 1\), .* and rank 3 \(node 2\) did not"
+        ):
             met.wait(0.1)
     assert any(record.levelname == "WARNING" for record in caplog.records)
 
 
 def test_whoever_waits_in_vain_hears_who_was_refused() -> None:
     with meeting() as (met, address):
-        with pytest.raises(NotMet):
+        with pytest.raises(RendezvousFailed):
             joined(address, 1, facts={})
         joined(address, 2), joined(address, 3)
         with pytest.raises(
-            NotMet, match=r"^Rank 1 \(node 1\) did not join .* within 0.1 s.*"
+            RendezvousFailed, match=r"^Rank 1 \(node 1\) did not join .* within 0.1 s.*"
         ) as no:
             met.wait(0.1)
         assert "rank 1 (node 1), from 127.0.0.1, was refused: --dtype is unknown there" in str(
@@ -99,14 +108,16 @@ def test_a_rank_that_is_started_twice() -> None:
         for rank in NODES:
             joined(address, rank)
         met.wait(20)
-        with pytest.raises(NotMet, match=r"rank 2 \(node 1\) has joined already, from 127"):
+        with pytest.raises(
+            RendezvousFailed, match=r"rank 2 \(node 1\) has joined already, from 127"
+        ):
             joined(address, 2)
 
 
 def test_an_impostor_of_node_0_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with meeting(secret="known") as (_, address):
-        monkeypatch.setattr(Meeting, "_why_not", lambda *_: "")
-        with pytest.raises(NotMet, match="does not know --dist-secret"):
+        monkeypatch.setattr(Rendezvous, "_why_not", lambda *_: "")
+        with pytest.raises(RendezvousFailed, match="does not know --dist-secret"):
             joined(address, 1, secret="another")
 
 
@@ -152,7 +163,7 @@ def test_strangers_who_say_nothing_do_not_keep_ranks_out(monkeypatch: pytest.Mon
 def _joins(address: tuple[str, int]) -> bool:
     try:
         joined(address, 1)
-    except NotMet:
+    except RendezvousFailed:
         return False
     return True
 
@@ -160,20 +171,25 @@ def _joins(address: tuple[str, int]) -> bool:
 def test_an_address_in_use() -> None:
     with (
         meeting() as (_, address),
-        pytest.raises(NotMet, match=rf"--dist-init-addr 127.0.0.1:{address[1]}: another program"),
+        pytest.raises(
+            RendezvousFailed, match=rf"--dist-init-addr 127.0.0.1:{address[1]}: another program"
+        ),
     ):
-        Meeting(address, NODES, facts=AGREED, seed=0, secret="known")
+        Rendezvous(address, NODES, facts=AGREED, seed=0, secret="known")
 
 
 def test_an_address_of_another_machine() -> None:
-    with pytest.raises(NotMet, match=r"192\.0\.2\.1:5000: it is not an address of this machine"):
-        Meeting(("192.0.2.1", 5000), NODES, facts=AGREED, seed=0, secret="known")
+    with pytest.raises(
+        RendezvousFailed, match=r"192\.0\.2\.1:5000: it is not an address of this machine"
+    ):
+        Rendezvous(("192.0.2.1", 5000), NODES, facts=AGREED, seed=0, secret="known")
 
 
 def test_nobody_listens() -> None:
     port = free_port()
     with pytest.raises(
-        NotMet, match=rf"127.0.0.1:{port} within 1 s \(--dist-timeout\): Connection refused"
+        RendezvousFailed,
+        match=rf"127.0.0.1:{port} within 1 s \(--dist-timeout\): Connection refused",
     ):
         joined(("127.0.0.1", port), 1, timeout_s=1)
 
@@ -193,7 +209,7 @@ def test_node_0_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=lambda: found.append(joined(address, 1)))
     thread.start()
     assert refused.wait(20)
-    met = Meeting(address, {1: 1}, facts=AGREED, seed=0, secret="known")
+    met = Rendezvous(address, {1: 1}, facts=AGREED, seed=0, secret="known")
     assert len(met.wait(20)) == 1
     thread.join(20)
     met.close()
@@ -210,7 +226,7 @@ def test_what_listens_there_is_something_else() -> None:
             connection.close()
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(NotMet, match="is not node 0 of Setpoint"):
+        with pytest.raises(RendezvousFailed, match="is not node 0 of Setpoint"):
             joined(address, 1)
 
 

@@ -14,7 +14,7 @@ from setpoint.core.operations import LoadWeights, MemoryPart, Operation, Restore
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.launch.child import cache_tiers
 from setpoint.launch.child.cache_tiers import CacheTiers
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.tiers.identity import TierIdentity, TierOperator, Work
 from setpoint_testing.operators import ScriptedOperator
 from setpoint_testing.specs import tiny_spec
@@ -57,7 +57,9 @@ def test_weights_that_cannot_be_read_have_no_name() -> None:
 def tiers_of(folder: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> CacheTiers:
     """Tiers without a runner."""
     tiers = object.__new__(CacheTiers)
-    tiers._computation = Computation(EngineConfig(str(folder), tiny_spec()), ParallelOptions())
+    tiers._computation = ComputationIdentity(
+        EngineConfig(str(folder), tiny_spec()), ParallelOptions()
+    )
     tiers._setup = SimpleNamespace(weight_version="")  # type: ignore[assignment]
     tiers._runner, tiers._rank, tiers._is_mixed = None, 0, False  # type: ignore[assignment]
     tiers._files = tiers._coming = tiers._computation.noted_weights()

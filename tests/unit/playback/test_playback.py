@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment
-from setpoint.playback import sequence_lives as lives
+from setpoint.playback import request_timelines as timelines
 from setpoint.playback.film import Film
 from setpoint.playback.playback_routes import create_app
 
@@ -86,7 +86,7 @@ def test_times_outside_of_the_recording_are_its_ends(film: Film) -> None:
 
 
 def test_the_number_of_requests_is_bounded(capped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "MAX_LIVES", 10)
+    monkeypatch.setattr(timelines, "MAX_LIVES", 10)
     short = Film(str(capped))
     assert len(short.lives) == 10
     assert "requests are not in the table" in short.notes[-1]

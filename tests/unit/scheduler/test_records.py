@@ -45,7 +45,7 @@ from setpoint.core.records import (
 )
 from setpoint.core.request import Ids
 from setpoint.core.settings import PrioritySettings
-from setpoint.core.transfers import Place
+from setpoint.core.transfers import KVLocation
 from setpoint.observe.figures import Figures
 from setpoint.observe.tee import Tee
 from setpoint_testing.harness import TURN_S, Harness, ids_of
@@ -214,7 +214,7 @@ def late() -> Harness:
 def loading() -> Harness:
     harness = Harness()
     transfers = harness.scheduler.state.transfers
-    load = transfers.reserve(Place.STORAGE, ids_of(PROMPT), "", lambda *_: None)
+    load = transfers.reserve(KVLocation.STORAGE, ids_of(PROMPT), "", lambda *_: None)
     assert load is not None
     harness.wire.post(Moved(load.id, len(PROMPT)))
     harness.turn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from setpoint.core.plan import OWN_LENGTH
-from setpoint.core.records import Refusal
+from setpoint.core.records import AdmissionRefusal
 from setpoint.core.request import LogprobOptions
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
@@ -108,7 +108,7 @@ def test_max_prefill_tokens_limits_a_batch_but_not_its_first_request() -> None:
     harness.submit("b", prompt(3, 20))
     harness.turn()
     assert harness.running() == ["a"]
-    assert harness.recorder.steps[-1].refusals == {Refusal.TOKEN_BUDGET: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.TOKEN_BUDGET: 1}
 
 
 def test_with_chunks_max_prefill_tokens_never_keeps_a_long_prompt_out() -> None:
@@ -130,7 +130,7 @@ def test_max_prefill_tokens_below_the_chunk_ends_a_batch_that_has_spent_it() -> 
         harness.submit(f"r{number}", prompt(length, 10 + 10 * number))
     harness.turn()
     assert [row[2] for row in harness.rows()] == [3, 9]
-    assert harness.recorder.steps[-1].refusals == {Refusal.TOKEN_BUDGET: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.TOKEN_BUDGET: 1}
 
 
 def test_prefill_max_requests() -> None:
@@ -139,7 +139,10 @@ def test_prefill_max_requests() -> None:
         harness.submit(f"r{number}", prompt(3, 10 + number))
     harness.turn()
     assert harness.running() == ["r0", "r1"]
-    assert harness.recorder.steps[-1].refusals == {Refusal.PREFILL_LIMIT: 1, Refusal.BLOCKED: 2}
+    assert harness.recorder.steps[-1].refusals == {
+        AdmissionRefusal.PREFILL_LIMIT: 1,
+        AdmissionRefusal.BLOCKED: 2,
+    }
 
 
 def test_max_running_requests_gives_no_slot_until_one_ends() -> None:
@@ -148,10 +151,10 @@ def test_max_running_requests_gives_no_slot_until_one_ends() -> None:
         harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=2 + number)
     harness.turn()
     assert harness.running() == ["r0", "r1"]
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_SLOT: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.NO_SLOT: 1}
     harness.turn()
     assert harness.recorder.steps[-1].refusals == {
-        Refusal.NO_SLOT: 1
+        AdmissionRefusal.NO_SLOT: 1
     }  # the reason is kept while the batch is full
     harness.turn()
     assert harness.running() == ["r1", "r2"]
@@ -171,7 +174,7 @@ def test_the_queue_moves_on_when_the_request_that_did_not_fit_leaves_it(way: str
     harness.turn()
     harness.submit("big", prompt(50, 20), max_new_tokens=2, priority=1 if replaced else None)
     harness.turn(2)
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.NO_MEMORY: 1}
     match way:
         case "abort":
             harness.abort("big")
@@ -193,11 +196,14 @@ def test_a_candidate_is_charged_its_full_output_and_running_ones_a_share() -> No
     harness.submit("b", prompt(10, 20), max_new_tokens=66)  # 10 + 66 + 1 >= 90 - 13.65
     harness.turn()
     assert harness.waiting() == ["b"]
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.NO_MEMORY: 1}
     harness.submit("c", prompt(10, 30), max_new_tokens=2)
     harness.turn()
     assert harness.waiting() == ["b", "c"], "no skipping ahead"
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1, Refusal.BLOCKED: 1}
+    assert harness.recorder.steps[-1].refusals == {
+        AdmissionRefusal.NO_MEMORY: 1,
+        AdmissionRefusal.BLOCKED: 1,
+    }
 
 
 def test_ignore_eos_requests_are_reserved_in_full() -> None:
@@ -283,7 +289,7 @@ def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:
         requests_left=None,
         reserved=1000.0,
     )
-    assert budget.exhausted(available=40) is Refusal.NO_MEMORY
+    assert budget.exhausted(available=40) is AdmissionRefusal.NO_MEMORY
     assert budget.chunk(extend=50, available=40) == 16
     assert budget.chunk(extend=50, available=7) == 4
     assert budget.chunk(extend=3, available=7) == 3

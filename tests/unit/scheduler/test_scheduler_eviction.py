@@ -8,7 +8,7 @@ import pytest
 
 from setpoint.core.request import Ids
 from setpoint.core.settings import PrioritySettings
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 from setpoint_testing.harness import Harness
 
 A, B = range(10), range(20, 30)
@@ -18,7 +18,7 @@ def ids(tokens: range) -> Ids:
     return np.array(tokens, np.int32)
 
 
-def root_children(harness: Harness) -> list[Node]:
+def root_children(harness: Harness) -> list[TreeNode]:
     return list(harness.cache._tree.root.children.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from setpoint.core.control import ListRequests, PauseMode, RequestList
-from setpoint.core.records import Refusal
+from setpoint.core.records import AdmissionRefusal
 from setpoint.scheduler.listing import MAX_LISTED
 from setpoint_testing.harness import Harness
 from setpoint_testing.preparers import AnyToken, ScriptedPreparer
@@ -32,7 +32,7 @@ def test_each_request_is_where_it_is() -> None:
     assert found.running == [h.seq_id("a")]
     assert found.preparing == [h.seq_id("g")]
     assert found.queue == [h.seq_id("b"), h.seq_id("c")]
-    assert found.why == Refusal.NO_SLOT
+    assert found.why == AdmissionRefusal.NO_SLOT
     assert (found.num_running, found.num_queued, found.num_preparing) == (1, 2, 1)
     h.scheduler.pause(PauseMode.RETRACT)
     found = listing(h)

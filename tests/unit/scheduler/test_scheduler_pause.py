@@ -17,8 +17,8 @@ from setpoint.core.control import (
     Hold,
     Operate,
     Pause,
+    PauseDone,
     PauseMode,
-    Standstill,
 )
 from setpoint.core.messages import Reply, ToLoop
 from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
@@ -78,7 +78,7 @@ def test_no_mode_changes_a_token(mode: PauseMode, depth: int, tmp_path: Path) ->
     h.turn()
     state, (reply,) = h.scheduler.state, h.replies
     assert not state.inflight
-    assert isinstance(reply.answer, Standstill)
+    assert isinstance(reply.answer, PauseDone)
     if mode is PauseMode.ABORT:
         ends = [outcome.finish for outcome in h.outcomes.values()]
         assert {end.type for end in ends if end is not None} == {"abort"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.records import Fallback, Refusal, RequestDone
+from setpoint.core.records import AdmissionRefusal, Fallback, RequestDone
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.preemption import UrgencyView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
@@ -202,7 +202,7 @@ def test_no_one_goes_if_it_would_not_be_enough() -> None:
     harness.submit("urgent", prompt(60, 30), max_new_tokens=8, priority=50)
     harness.turn(3)
     assert harness.running() == ["equal", "low"]
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.NO_MEMORY: 1}
     assert not harness.recorder.preemptions
     harness.drain()
 

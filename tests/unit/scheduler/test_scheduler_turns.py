@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.records import Refusal, RequestDone
+from setpoint.core.records import AdmissionRefusal, RequestDone
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
@@ -91,7 +91,10 @@ def test_who_waits_for_a_decode_turn_is_counted() -> None:
     harness.submit("b", prompt(4, 20))
     harness.submit("c", prompt(4, 30))
     harness.turn()
-    assert harness.recorder.steps[-1].refusals == {Refusal.DECODE_TURN: 1, Refusal.BLOCKED: 1}
+    assert harness.recorder.steps[-1].refusals == {
+        AdmissionRefusal.DECODE_TURN: 1,
+        AdmissionRefusal.BLOCKED: 1,
+    }
     harness.drain()
 
 
@@ -106,14 +109,14 @@ def test_who_waits_between_the_pieces_of_a_prompt_waits_for_its_chunks() -> None
     harness.submit("b", prompt(4, 30))
     harness.turn(2)
     assert kinds(harness) == "PDPD"
-    assert harness.recorder.steps[-1].refusals == {Refusal.CHUNK_BUDGET: 1}
+    assert harness.recorder.steps[-1].refusals == {AdmissionRefusal.CHUNK_BUDGET: 1}
     harness.drain()
 
 
 def test_prefill_never_waits_for_nobody() -> None:
     cadence, settings = Cadence(), CadenceSettings(prefill_decode_interval=5)
     cadence.record_step(prefill=True, chunk_only=False, num_decoding=1, settings=settings)
-    assert cadence.refusal(1, settings) is Refusal.DECODE_TURN
+    assert cadence.refusal(1, settings) is AdmissionRefusal.DECODE_TURN
     assert cadence.refusal(0, settings) is None
     harness = Harness(
         num_pages=200, chunked_prefill_size=8, cadence=CadenceSettings(prefill_decode_interval=5)
@@ -202,7 +205,9 @@ def test_delayed_admissions_come_together_and_are_counted() -> None:
         for number in range(8):
             harness.submit(f"next{number}", prompt(4, 40 + number), max_new_tokens=60)
         harness.drain()
-        delayed = any(Refusal.DELAYED in stats.refusals for stats in harness.recorder.steps)
+        delayed = any(
+            AdmissionRefusal.DELAYED in stats.refusals for stats in harness.recorder.steps
+        )
         assert delayed == bool(rules)
         return [stats.num_new_seqs for stats in harness.recorder.steps if stats.num_new_seqs]
 

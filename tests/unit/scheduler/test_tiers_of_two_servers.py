@@ -10,7 +10,7 @@ import numpy as np
 
 from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.records import HandedOver, TransferStarted
-from setpoint.core.transfers import Direction, Place
+from setpoint.core.transfers import Direction, KVLocation
 from setpoint.scheduler.scheduler_config import TierConfig
 from setpoint.scheduler.tiers import MAX_SAVES
 from setpoint_testing.harness import VOCAB, Harness
@@ -64,7 +64,7 @@ def moved(side: Harness, direction: Direction) -> list[tuple[int, int]]:
     return [
         (each.start, each.num_tokens)
         for each in side.recorder.of(TransferStarted)
-        if each.place is Place.STORAGE and each.direction is direction
+        if each.place is KVLocation.STORAGE and each.direction is direction
     ]
 
 

@@ -17,7 +17,7 @@ from setpoint.core.messages import Found, Moved
 from setpoint.core.model import CachePart
 from setpoint.core.prefix_digest import grown
 from setpoint.core.request import pack_ids
-from setpoint.core.transfers import Direction, Place, Transfer
+from setpoint.core.transfers import Direction, KVLocation, Transfer
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.page_rows import PageRows
 from setpoint.tiers.block_keys import block_keys
@@ -69,7 +69,7 @@ class Movers:
 
 def transfer(direction: Direction, rows: np.ndarray, start: int, end: int) -> Transfer:
     ids = IDS[:end]
-    return Transfer(1, direction, Place.STORAGE, rows.ravel(), start, ids, "", digests_of(ids))
+    return Transfer(1, direction, KVLocation.STORAGE, rows.ravel(), start, ids, "", digests_of(ids))
 
 
 def digests_of(ids: np.ndarray) -> bytes:

@@ -22,7 +22,7 @@ from setpoint.observe.progress_display import Waiting
 from setpoint.top import events
 from setpoint.top.events import Lost, parse_events, split_lines
 from setpoint.top.painter import CLEAR, Painter
-from setpoint.top.screen import WINDOW_S, Server, _recent_charts, screen
+from setpoint.top.screen import WINDOW_S, ServerScreen, _recent_charts, screen
 from setpoint_testing.server_process import wait_until
 
 KNOWN = {
@@ -41,8 +41,8 @@ def moment(at: float, **known: Any) -> dict[str, Any]:
     return {"at": at, "seconds": 1.0, "limit": "seq-cap"} | figures | known
 
 
-def shown(num_moments: int = 60, num_rows: int = 40) -> Server:
-    server = Server()
+def shown(num_moments: int = 60, num_rows: int = 40) -> ServerScreen:
+    server = ServerScreen()
     server.take("state", dict(KNOWN))
     for second in range(num_moments):
         server.take("moment", moment(1000.0 + second))
@@ -60,7 +60,7 @@ def shown(num_moments: int = 60, num_rows: int = 40) -> Server:
     return server
 
 
-def drawn(server: Server, *, width: int, height: int, encoding: str = "utf-8") -> list[str]:
+def drawn(server: ServerScreen, *, width: int, height: int, encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     console = Console(file=file, force_terminal=True, color_system=None, width=width, height=height)
     console.print(screen(server, console, url="http://127.0.0.1:30000"))
@@ -89,7 +89,7 @@ def test_a_screen_fits_its_terminal(width: int, height: int, encoding: str) -> N
 def test_a_server_that_has_told_little_can_be_shown(num_moments: int) -> None:
     lines = drawn(shown(num_moments, 0), width=80, height=24)
     assert any("tiny" in line for line in lines)
-    assert any("Waiting for figures" in line for line in drawn(Server(), width=80, height=24))
+    assert any("Waiting for figures" in line for line in drawn(ServerScreen(), width=80, height=24))
 
 
 def test_a_rest_that_began_before_the_window_is_shown_as_far_as_it_reaches() -> None:

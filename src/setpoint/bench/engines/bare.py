@@ -19,10 +19,10 @@ from setpoint.config.environment import EnvSettings
 from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
-from setpoint.launch.parent.announce import announce
 from setpoint.launch.parent.configuration import settle
 from setpoint.launch.parent.preflight import preflight
 from setpoint.launch.parent.process import engine_environment
+from setpoint.launch.parent.start_log import log_configuration
 from setpoint.observe.logline import log_fallback, setup_logging
 from setpoint.observe.progress_display import Waiting, on_stderr
 
@@ -56,7 +56,7 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
 def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
     options = line.options
     served = settle(options, env, line.given)
-    announce(served, os.environ)
+    log_configuration(served, os.environ)
     config, spec = served.config, served.spec
     if length > config.context_len:
         raise ConfigError(
@@ -67,7 +67,7 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     from setpoint.engine.executor.build_runner import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.measured import MeasuredExecutor
-    from setpoint.engine.kernels.cpu.limits import machine_limits
+    from setpoint.engine.kernels.cpu.peak_rates import machine_limits
     from setpoint.launch.child.binding import bind
     from setpoint.launch.child.loading import compile_small_steps
     from setpoint.launch.child.mapping import engine_config

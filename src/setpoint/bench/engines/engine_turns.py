@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from setpoint.bench.bench_progress import waiting
-from setpoint.bench.breakdown import PHASES, Shape, Turns, shape_text
+from setpoint.bench.breakdown import PHASES, LoopTimes, Shape, shape_text
 from setpoint.bench.prompt_sets import make_prompts
 from setpoint.config.bench import OfflineOptions
 from setpoint.config.commandline import CommandLine
@@ -18,7 +18,7 @@ from setpoint.offline.offline_engine import Engine
 
 def engine_turns(
     line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]
-) -> dict[Shape, dict[str, Turns]]:
+) -> dict[Shape, dict[str, LoopTimes]]:
     """The times of the engine's loop for each batch and phase, measured on a whole engine with the
     same options. Raises ConfigError for a batch that the engine cannot hold."""
     with Engine.from_options(line.options, env, given=line.given) as engine:
@@ -35,9 +35,9 @@ def engine_turns(
         return {shape: _turns(engine, tokenizer, shape) for shape in shapes}
 
 
-def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turns]:
+def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, LoopTimes]:
     batch_size, input_len, output_len = shape
-    found: list[dict[str, Turns]] = []
+    found: list[dict[str, LoopTimes]] = []
     for seed, answer in enumerate((2, output_len)):  # the first run warms up
         options = OfflineOptions(
             dataset_name="random-ids",
@@ -71,9 +71,9 @@ def _sums(engine: Engine) -> dict[str, dict[str, float]]:
 
 def _differences(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, Turns]]:
+) -> Iterator[tuple[str, LoopTimes]]:
     for phase in PHASES:
         spent = {name: after[phase][name] - before[phase][name] for name in after[phase]}
         per = spent["num_steps"] if phase == "decode" else 1
         seconds, link = spent["turn_s"] / per, spent["link_s"] / per
-        yield phase, Turns(seconds, link, seconds - link - spent["model_s"] / per)
+        yield phase, LoopTimes(seconds, link, seconds - link - spent["model_s"] / per)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from setpoint.bench.breakdown import Limits, bound_s
+from setpoint.bench.breakdown import PeakRates, bound_s
 from setpoint.core.model import ModelSpec
 from setpoint.core.pool import PoolStats
 from setpoint.core.records import StepDone
 from setpoint.core.work import Work
-from setpoint.launch.parent.model_report import Examined, Pace
+from setpoint.launch.parent.model_report import ModelExamination, Pace
 from setpoint.launch.parent.process import engine_environment
 from setpoint.observe.work import WorkModel
 from setpoint.planning.pace import Curve, Stored, products_s, rising
@@ -35,12 +35,12 @@ PRODUCTS_OF_A_LAYER = 4
 class Machine:
     """What was measured."""
 
-    limits: Limits
+    limits: PeakRates
     times: Mapping[str, Curve]
 
 
 @dataclass(slots=True, frozen=True)
-class Steps:
+class ModelSteps:
     """The steps of a model."""
 
     work: WorkModel
@@ -95,7 +95,7 @@ def _step(new: int, decoded: int, pairs: int, behind: int) -> StepDone:
 
 
 def pace_of(
-    steps: Steps, machine: Machine, *, prompt_tokens: int, streams: int, chunk_tokens: int
+    steps: ModelSteps, machine: Machine, *, prompt_tokens: int, streams: int, chunk_tokens: int
 ) -> Pace:
     first_s = sum(
         steps.seconds(machine, new=min(chunk_tokens, prompt_tokens - done), behind=done)
@@ -111,7 +111,7 @@ def pace_of(
     )
 
 
-def measure_pace(examined: Examined) -> None:
+def measure_pace(examined: ModelExamination) -> None:
     """Write the pace into the report on a model that can be served, or why it is not known."""
     report, config, spec = examined.report, examined.config, examined.spec
     assert config is not None
@@ -122,7 +122,7 @@ def measure_pace(examined: Examined) -> None:
         return
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
     from setpoint.engine.executor.product_times import product_times
-    from setpoint.engine.kernels.cpu.limits import machine_limits
+    from setpoint.engine.kernels.cpu.peak_rates import machine_limits
     from setpoint.launch.child.mapping import work_model
 
     limits = machine_limits("cpu", threads=config.num_threads)
@@ -137,7 +137,7 @@ def measure_pace(examined: Examined) -> None:
         threads=config.num_threads,
     )
     work = work_model(config, spec)
-    steps = Steps(_without_weights(work), examined.stored, report.dtype)
+    steps = ModelSteps(_without_weights(work), examined.stored, report.dtype)
     prompt = max(min(PROMPT_TOKENS, config.context_len // 2), 1)
     pool = report.memory.pool
     fitting = pool.pool_tokens // (prompt + 1) if pool else 1
@@ -151,7 +151,7 @@ def measure_pace(examined: Examined) -> None:
     )
 
 
-def _unknown(examined: Examined) -> str:
+def _unknown(examined: ModelExamination) -> str:
     config, report = examined.config, examined.report
     assert config is not None
     parallel = config.options.parallel

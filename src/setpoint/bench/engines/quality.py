@@ -26,7 +26,7 @@ import numpy as np
 
 from setpoint.bench import report
 from setpoint.bench.bench_progress import waiting
-from setpoint.bench.divergence import Predictions, Windows, compare, table
+from setpoint.bench.divergence import Predictions, TextWindows, compare, table
 from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
@@ -87,7 +87,9 @@ def is_exceeded(result: Mapping[str, Any], limit: float | None) -> bool:
     return limit is not None and not result["perplexity_change"] <= limit
 
 
-def cut_windows(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
+def cut_windows(
+    texts: Mapping[str, str], tokenizer: Tokenizer, length: int
+) -> tuple[TextWindows, int]:
     """Windows of at most ``length`` ids, and the number of ids that the tokenizer puts before any
     text, with which each window begins."""
     with_specials = tokenizer.encode("a").tolist()
@@ -104,7 +106,7 @@ def cut_windows(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> 
                 windows.append(prefix + ids[begin : begin + step])
     if not windows:
         raise ConfigError("--text-file holds too little text: fewer than two tokens.")
-    return Windows(kinds, windows), len(prefix)
+    return TextWindows(kinds, windows), len(prefix)
 
 
 class PredictingEngine(Protocol):
@@ -117,7 +119,7 @@ class PredictingEngine(Protocol):
 
 
 def measure(
-    engine: PredictingEngine, windows: Windows, prompts: Sequence[list[int]], *, name: str
+    engine: PredictingEngine, windows: TextWindows, prompts: Sequence[list[int]], *, name: str
 ) -> Predictions:
     """Run the windows and prompts on an engine. ``name``: what the engine is, for the progress
     line. Raises SetpointError if a request fails."""

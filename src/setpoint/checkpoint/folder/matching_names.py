@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from setpoint.sandbox.child import ChildLostError, LimitedChild, TooMuchError
-from setpoint.sandbox.limits import Limits
+from setpoint.sandbox.process_limits import ProcessLimits
 from setpoint.sandbox.worker import serve
 
 _MODULE = "setpoint.checkpoint.folder.matching_names"
-LIMITS = Limits(cpu_s=0.8, memory_bytes=512 << 20)
+LIMITS = ProcessLimits(cpu_s=0.8, memory_bytes=512 << 20)
 """CPU time for one expression; 70,000 names take a tenth of a second."""
 ALL_CPU_SECONDS = 10
 """CPU time for all expressions of a folder."""

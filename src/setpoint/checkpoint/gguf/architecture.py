@@ -36,7 +36,7 @@ class Experts:
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
+class TensorMapping:
     """A tensor of the file, which becomes one of the new checkpoint, or one for each expert."""
 
     old: str
@@ -59,10 +59,10 @@ class Wanted:
 
 
 @dataclass(slots=True, frozen=True)
-class Layer:
+class LayerTensors:
     """What the tensors of a layer depend on."""
 
-    decoder: Decoder
+    decoder: DecoderArchitecture
     config: Config
     index: int
     tensors: Container[str]
@@ -73,15 +73,15 @@ class Layer:
 
 
 @dataclass(slots=True, frozen=True)
-class Decoder:
+class DecoderArchitecture:
     """A decoder whose layers are attention and a gated MLP, or experts."""
 
     architecture: str
     """transformers' name of the causal language model."""
     model_type: str
-    config: Callable[[GGUFFile, Decoder], Config]
+    config: Callable[[GGUFFile, DecoderArchitecture], Config]
     """(file, decoder) -> the part of config.json that describes the model."""
-    layer: Callable[[Layer], Iterator[Wanted]]
+    layer: Callable[[LayerTensors], Iterator[TensorMapping]]
     """The tensors of a layer, without "blk.N." and "model.layers.N."."""
     reads: frozenset[str] = frozenset()
     """The keys of ``config_json.NEUTRAL`` whose values ``config`` reads."""
@@ -98,11 +98,11 @@ class Decoder:
     """Whether fewer numbers of a head may be rotated than it has."""
 
 
-def plain(old: str, new: str, *shape: int) -> Wanted:
-    return Wanted(old, new, shape, shape)
+def plain(old: str, new: str, *shape: int) -> TensorMapping:
+    return TensorMapping(old, new, shape, shape)
 
 
-def usual_layer(layer: Layer) -> Iterator[Wanted]:
+def usual_layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     """A norm, attention, a norm, and the MLP or the experts."""
     hidden = layer.config["hidden_size"]
     yield plain("attn_norm.weight", "input_layernorm.weight", hidden)
@@ -111,7 +111,7 @@ def usual_layer(layer: Layer) -> Iterator[Wanted]:
     yield from experts(layer) if layer.decoder.experts else mlp(layer)
 
 
-def attention(layer: Layer) -> Iterator[Wanted]:
+def attention(layer: LayerTensors) -> Iterator[TensorMapping]:
     """q, k, v and the output's projection, with q, k and v in one tensor or in three."""
     decoder, config = layer.decoder, layer.config
     hidden, head_dim = config["hidden_size"], config["head_dim"]
@@ -136,7 +136,9 @@ def attention(layer: Layer) -> Iterator[Wanted]:
     yield plain("attn_output.weight", "self_attn.o_proj.weight", hidden, heads * head_dim)
 
 
-def mlp(layer: Layer, size: int = 0, *, suffix: str = "", name: str = "mlp") -> Iterator[Wanted]:
+def mlp(
+    layer: LayerTensors, size: int = 0, *, suffix: str = "", name: str = "mlp"
+) -> Iterator[TensorMapping]:
     """A gated MLP of the model's intermediate size, or of another one."""
     hidden, size = layer.config["hidden_size"], size or layer.config["intermediate_size"]
     for kind, own in MLP:
@@ -144,7 +146,7 @@ def mlp(layer: Layer, size: int = 0, *, suffix: str = "", name: str = "mlp") -> 
         yield plain(f"ffn_{kind}{suffix}.weight", f"{name}.{own}.weight", *shape)
 
 
-def experts(layer: Layer) -> Iterator[Wanted]:
+def experts(layer: LayerTensors) -> Iterator[TensorMapping]:
     """The router, the experts, and the shared expert that the router weighs, if there is one."""
     config, how = layer.config, layer.decoder.experts
     assert how is not None
@@ -155,17 +157,17 @@ def experts(layer: Layer) -> Iterator[Wanted]:
     if not how.is_shared:
         return
     gate = f"{how.mlp}.shared_expert_gate.weight"
-    yield Wanted("ffn_gate_inp_shexp.weight", gate, (1, hidden), (hidden,), is_router=True)
+    yield TensorMapping("ffn_gate_inp_shexp.weight", gate, (1, hidden), (hidden,), is_router=True)
     size = config["shared_expert_intermediate_size"]
     yield from mlp(layer, size, suffix="_shexp", name=f"{how.mlp}.shared_expert")
 
 
-def expert_matrices(layer: Layer, how: Experts) -> Iterator[Wanted]:
+def expert_matrices(layer: LayerTensors, how: Experts) -> Iterator[TensorMapping]:
     hidden, number = layer.config["hidden_size"], layer.config[how.num_key]
     for (kind, _), name in zip(MLP, how.names, strict=True):
         shape = _matrix(kind, hidden, layer.config[how.size_key])
         new = f"{how.mlp}.experts.{{}}.{name}.weight"
-        yield Wanted(f"ffn_{kind}_exps.weight", new, shape, (number, *shape))
+        yield TensorMapping(f"ffn_{kind}_exps.weight", new, shape, (number, *shape))
 
 
 def _matrix(kind: str, hidden: int, inner: int) -> tuple[int, int]:

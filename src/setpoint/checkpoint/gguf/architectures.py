@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from setpoint.checkpoint.gguf.architecture import Decoder, Experts, usual_layer
+from setpoint.checkpoint.gguf.architecture import DecoderArchitecture, Experts, usual_layer
 from setpoint.checkpoint.gguf.config_json import usual_config
 from setpoint.checkpoint.gguf.deepseek import deepseek_of
 from setpoint.checkpoint.gguf.gemma import GEMMA2, GEMMA3
@@ -14,7 +14,7 @@ from setpoint.checkpoint.gguf.gpt_oss import GPT_OSS
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.checkpoint.gguf.phi3 import PHI3
 
-_usual = partial(Decoder, config=usual_config, layer=usual_layer)
+_usual = partial(DecoderArchitecture, config=usual_config, layer=usual_layer)
 _qwen_experts = partial(
     Experts,
     num_key="num_experts",
@@ -74,7 +74,7 @@ CHOSEN = {"deepseek2": deepseek_of}
 CONVERTED = frozenset({*DECODERS, *CHOSEN})
 
 
-def decoder_of(file: GGUFFile) -> Decoder:
+def decoder_of(file: GGUFFile) -> DecoderArchitecture:
     """The decoder of a file whose architecture is one of CONVERTED. Mixtral's is that of Llama."""
     arch = file.require("general.architecture", str)
     if arch in CHOSEN:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from setpoint.checkpoint.gguf.architecture import Config, Decoder, Experts
+from setpoint.checkpoint.gguf.architecture import Config, DecoderArchitecture, Experts
 from setpoint.checkpoint.gguf.checked_numbers import count, positive
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.checkpoint.gguf.rotation import rope_base, rope_scaling
@@ -38,7 +38,7 @@ NEUTRAL: tuple[tuple[str, tuple[float, ...]], ...] = (
 unless the decoder reads the key."""
 
 
-def read_config(file: GGUFFile, decoder: Decoder) -> Config:
+def read_config(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     """The part of config.json that describes the model. The caller adds the token ids and the
     dtype. Raises CheckpointError for a value that is missing or not supported."""
     arch = architecture(file)
@@ -56,7 +56,7 @@ def architecture(file: GGUFFile) -> str:
     return file.require("general.architecture", str)
 
 
-def usual_config(file: GGUFFile, decoder: Decoder) -> Config:
+def usual_config(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     """Attention with heads of one size, and an MLP or experts in every layer."""
     arch = architecture(file)
     found = base(file, decoder) | heads(file, decoder)
@@ -65,7 +65,7 @@ def usual_config(file: GGUFFile, decoder: Decoder) -> Config:
     return found | {"rope_scaling": rope_scaling(file, arch, rotated(found))}
 
 
-def base(file: GGUFFile, decoder: Decoder) -> Config:
+def base(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     """What all decoders have."""
     arch = architecture(file)
     embedding = file.tensors.get("token_embd.weight")
@@ -90,7 +90,7 @@ def base(file: GGUFFile, decoder: Decoder) -> Config:
     }
 
 
-def heads(file: GGUFFile, decoder: Decoder) -> Config:
+def heads(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     """The numbers and the size of the heads, and how much of a head is rotated."""
     arch = architecture(file)
     hidden = count(file, f"{arch}.embedding_length")

@@ -78,7 +78,7 @@ class _Plan:
 
     config: dict[str, Any]
     generation: dict[str, Any]
-    tokens: tokenizer_files.Tokens
+    tokens: tokenizer_files.GgufVocabulary
     dtype: str
     weights: list[Target]
     """The weights that are written."""
@@ -370,8 +370,8 @@ def _values(file: GGUFFile, target: Target) -> Iterator[npt.NDArray[np.float32]]
 
 
 def _joined(file: GGUFFile, keys: GGUFTensor, values: GGUFTensor) -> npt.NDArray[np.float32]:
-    """The rows of ``kv_b_proj`` from the tensors of ``Wanted.values``: of each head, those for K,
-    then those for V."""
+    """The rows of ``kv_b_proj`` from the tensors of ``TensorMapping.values``: of each head, those
+    for K, then those for V."""
     k, v = (
         _dequantised(file, each, file.rows(each)).reshape(each.shape) for each in (keys, values)
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 from setpoint.checkpoint.gguf.architecture import (
     Config,
-    Decoder,
+    DecoderArchitecture,
     Experts,
-    Layer,
-    Wanted,
+    LayerTensors,
+    TensorMapping,
     expert_matrices,
     mlp,
     plain,
@@ -47,7 +47,7 @@ SOFTMAX, SIGMOID = 1, 2
 """Values of ``expert_gating_func``."""
 
 
-def deepseek_of(file: GGUFFile) -> Decoder:
+def deepseek_of(file: GGUFFile) -> DecoderArchitecture:
     """DeepSeek-V3's decoder if the scores of experts are corrected for the choice, else that of
     DeepSeek-V2."""
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
@@ -81,7 +81,7 @@ def mixture(file: GGUFFile) -> Config:
     }
 
 
-def mixed_mlp(layer: Layer) -> Iterator[Wanted]:
+def mixed_mlp(layer: LayerTensors) -> Iterator[TensorMapping]:
     """One MLP in the first layers, experts in the others."""
     config = layer.config
     if layer.index < config["first_k_dense_replace"]:
@@ -99,7 +99,7 @@ def mixed_mlp(layer: Layer) -> Iterator[Wanted]:
         yield from mlp(layer, size, suffix="_shexp", name="mlp.shared_experts")
 
 
-def _layer(layer: Layer) -> Iterator[Wanted]:
+def _layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     hidden = layer.config["hidden_size"]
     yield plain("attn_norm.weight", "input_layernorm.weight", hidden)
     yield from _latent_attention(layer)
@@ -107,7 +107,7 @@ def _layer(layer: Layer) -> Iterator[Wanted]:
     yield from mixed_mlp(layer)
 
 
-def _latent_attention(layer: Layer) -> Iterator[Wanted]:
+def _latent_attention(layer: LayerTensors) -> Iterator[TensorMapping]:
     config = layer.config
     hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
     rank, rope, key_size, value_size = (
@@ -128,7 +128,7 @@ def _latent_attention(layer: Layer) -> Iterator[Wanted]:
     if layer.has("attn_kv_b.weight") and not layer.has("attn_k_b.weight"):
         yield plain("attn_kv_b.weight", "self_attn.kv_b_proj.weight", *whole)
     else:
-        yield Wanted(
+        yield TensorMapping(
             "attn_k_b.weight",
             "self_attn.kv_b_proj.weight",
             whole,
@@ -166,7 +166,7 @@ def _rope(file: GGUFFile, dim: int) -> dict[str, Any] | None:
     return scaling
 
 
-def _deepseek(file: GGUFFile, decoder: Decoder) -> Config:
+def _deepseek(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = base(file, decoder) | _sizes(file) | mixture(file)
     if decoder is DEEPSEEK_V2:
         is_grouped = found["n_group"] > 1
@@ -174,7 +174,7 @@ def _deepseek(file: GGUFFile, decoder: Decoder) -> Config:
     return found | {"rope_scaling": _rope(file, found["qk_rope_head_dim"])}
 
 
-DEEPSEEK_V2 = Decoder(
+DEEPSEEK_V2 = DecoderArchitecture(
     "DeepseekV2ForCausalLM",
     "deepseek_v2",
     config=_deepseek,

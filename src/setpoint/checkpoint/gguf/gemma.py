@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from setpoint.checkpoint.folder.layer_windows import FULL, SLIDING
 from setpoint.checkpoint.gguf.architecture import (
     Config,
-    Decoder,
-    Layer,
-    Wanted,
+    DecoderArchitecture,
+    LayerTensors,
+    TensorMapping,
     attention,
     mlp,
     plain,
@@ -31,7 +31,7 @@ BY_HIDDEN_SIZE = {"gemma2": 46, "gemma3": 62}
 hidden size / heads; that of all others divides by the root of the head size."""
 
 
-def _layer(layer: Layer) -> Iterator[Wanted]:
+def _layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     hidden = layer.config["hidden_size"]
     for old, new in (
         ("attn_norm", "input_layernorm"),
@@ -44,7 +44,7 @@ def _layer(layer: Layer) -> Iterator[Wanted]:
     yield from mlp(layer)
 
 
-def _gemma(file: GGUFFile, decoder: Decoder) -> Config:
+def _gemma(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     arch = architecture(file)
     found = base(file, decoder) | heads(file, decoder)
     scalar = found["head_dim"]
@@ -54,7 +54,7 @@ def _gemma(file: GGUFFile, decoder: Decoder) -> Config:
     return found | {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _gemma2(file: GGUFFile, decoder: Decoder) -> Config:
+def _gemma2(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = _gemma(file, decoder)
     for key, default in zip(CAPS, (50.0, 30.0), strict=True):
         name = f"gemma2.{key}"
@@ -66,7 +66,7 @@ def _gemma2(file: GGUFFile, decoder: Decoder) -> Config:
     }
 
 
-def _gemma3(file: GGUFFile, decoder: Decoder) -> Config:
+def _gemma3(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = _gemma(file, decoder)
     num_layers = found["num_hidden_layers"]
     window = count(file, f"gemma3.{WINDOW}", default=0, low=0)
@@ -99,7 +99,7 @@ def _layer_types(file: GGUFFile, num_layers: int, *, period: int) -> list[str]:
     return [SLIDING if has_window else FULL for has_window in given[:num_layers]]
 
 
-GEMMA2 = Decoder(
+GEMMA2 = DecoderArchitecture(
     "Gemma2ForCausalLM",
     "gemma2",
     config=_gemma2,
@@ -107,7 +107,7 @@ GEMMA2 = Decoder(
     reads=frozenset({WINDOW, *CAPS}),
     norm_offset=1.0,
 )
-GEMMA3 = Decoder(
+GEMMA3 = DecoderArchitecture(
     "Gemma3ForCausalLM",
     "gemma3_text",
     config=_gemma3,

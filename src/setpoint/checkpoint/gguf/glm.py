@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from setpoint.checkpoint.gguf.architecture import Config, Decoder, Layer, Wanted, attention, plain
+from setpoint.checkpoint.gguf.architecture import (
+    Config,
+    DecoderArchitecture,
+    LayerTensors,
+    TensorMapping,
+    attention,
+    plain,
+)
 from setpoint.checkpoint.gguf.checked_numbers import count
 from setpoint.checkpoint.gguf.config_json import base, heads, rotated
 from setpoint.checkpoint.gguf.deepseek import EXPERTS, KEYS, SIGMOID, mixed_mlp, mixture
@@ -13,7 +20,7 @@ from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.checkpoint.gguf.rotation import rope_scaling
 
 
-def _layer(layer: Layer) -> Iterator[Wanted]:
+def _layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     config = layer.config
     own = replace(
         layer,
@@ -30,7 +37,7 @@ def _layer(layer: Layer) -> Iterator[Wanted]:
     yield from mixed_mlp(layer)
 
 
-def _glm(file: GGUFFile, decoder: Decoder) -> Config:
+def _glm(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = base(file, decoder) | heads(file, decoder) | mixture(file)
     count(file, "glm4moe.expert_gating_func", default=SIGMOID, low=SIGMOID, high=SIGMOID)
     return found | {
@@ -40,7 +47,7 @@ def _glm(file: GGUFFile, decoder: Decoder) -> Config:
     }
 
 
-GLM4_MOE = Decoder(
+GLM4_MOE = DecoderArchitecture(
     "Glm4MoeForCausalLM",
     "glm4_moe",
     config=_glm,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from setpoint.checkpoint.gguf.architecture import (
     MLP,
     Config,
-    Decoder,
+    DecoderArchitecture,
     Experts,
-    Layer,
-    Wanted,
+    LayerTensors,
+    TensorMapping,
     attention,
     expert_matrices,
     plain,
@@ -30,7 +30,7 @@ EXPERTS = Experts(
 WINDOW = "attention.sliding_window"
 
 
-def _layer(layer: Layer) -> Iterator[Wanted]:
+def _layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     config = layer.config
     hidden, number = config["hidden_size"], config["num_local_experts"]
     yield plain("attn_norm.weight", "input_layernorm.weight", hidden)
@@ -45,10 +45,10 @@ def _layer(layer: Layer) -> Iterator[Wanted]:
     for kind, name in MLP:
         size = hidden if kind == "down" else config["intermediate_size"]
         new = f"mlp.experts.{{}}.{name}.bias"
-        yield Wanted(f"ffn_{kind}_exps.bias", new, (size,), (number, size))
+        yield TensorMapping(f"ffn_{kind}_exps.bias", new, (size,), (number, size))
 
 
-def _gpt_oss(file: GGUFFile, decoder: Decoder) -> Config:
+def _gpt_oss(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = base(file, decoder) | heads(file, decoder) | of_experts(file, EXPERTS)
     scaling = rope_scaling(file, "gpt-oss", found["head_dim"])
     if scaling is not None and scaling["rope_type"] == "yarn":
@@ -60,7 +60,7 @@ def _gpt_oss(file: GGUFFile, decoder: Decoder) -> Config:
     }
 
 
-GPT_OSS = Decoder(
+GPT_OSS = DecoderArchitecture(
     "GptOssForCausalLM",
     "gpt_oss",
     config=_gpt_oss,

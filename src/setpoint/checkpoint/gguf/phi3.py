@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from setpoint.checkpoint.gguf.architecture import Config, Decoder, Layer, Wanted, attention, plain
+from setpoint.checkpoint.gguf.architecture import (
+    Config,
+    DecoderArchitecture,
+    LayerTensors,
+    TensorMapping,
+    attention,
+    plain,
+)
 from setpoint.checkpoint.gguf.checked_numbers import count
 from setpoint.checkpoint.gguf.config_json import base, heads, rotated
 from setpoint.checkpoint.gguf.header import GGUFFile
@@ -13,7 +20,7 @@ from setpoint.checkpoint.gguf.rotation import original_context, rope_scaling
 WINDOW = "attention.sliding_window"
 
 
-def _layer(layer: Layer) -> Iterator[Wanted]:
+def _layer(layer: LayerTensors) -> Iterator[TensorMapping]:
     hidden, inner = layer.config["hidden_size"], layer.config["intermediate_size"]
     yield plain("attn_norm.weight", "input_layernorm.weight", hidden)
     yield from attention(layer)
@@ -22,7 +29,7 @@ def _layer(layer: Layer) -> Iterator[Wanted]:
     yield plain("ffn_down.weight", "mlp.down_proj.weight", hidden, inner)
 
 
-def _phi3(file: GGUFFile, decoder: Decoder) -> Config:
+def _phi3(file: GGUFFile, decoder: DecoderArchitecture) -> Config:
     found = base(file, decoder) | heads(file, decoder)
     return found | {
         "original_max_position_embeddings": original_context(file, "phi3"),
@@ -32,7 +39,7 @@ def _phi3(file: GGUFFile, decoder: Decoder) -> Config:
     }
 
 
-PHI3 = Decoder(
+PHI3 = DecoderArchitecture(
     "Phi3ForCausalLM",
     "phi3",
     config=_phi3,

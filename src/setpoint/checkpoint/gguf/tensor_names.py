@@ -10,7 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from setpoint.checkpoint.gguf.architecture import Config, Decoder, Layer, Wanted, plain
+from setpoint.checkpoint.gguf.architecture import (
+    Config,
+    DecoderArchitecture,
+    LayerTensors,
+    TensorMapping,
+    plain,
+)
 from setpoint.checkpoint.gguf.header import GGUFFile, GGUFTensor
 from setpoint.checkpoint.gguf.rotation import LONG, ROPE_FACTORS, SHORT
 from setpoint.core.errors import CheckpointError
@@ -21,7 +27,7 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 @dataclass(slots=True, frozen=True)
 class Target:
     """One tensor of the new checkpoint, and the source of its rows. The other fields are those of
-    ``Wanted``."""
+    ``TensorMapping``."""
 
     name: str
     source: GGUFTensor
@@ -33,7 +39,7 @@ class Target:
     values: GGUFTensor | None = None
 
 
-def targets(file: GGUFFile, decoder: Decoder, config: Config) -> list[Target]:
+def targets(file: GGUFFile, decoder: DecoderArchitecture, config: Config) -> list[Target]:
     """All tensors of the new checkpoint. Raises CheckpointError if one is missing or has a wrong
     shape, or if the file has a tensor that the model does not use."""
     left = dict(file.tensors)
@@ -54,7 +60,9 @@ def targets(file: GGUFFile, decoder: Decoder, config: Config) -> list[Target]:
     return found
 
 
-def _made_of(file: GGUFFile, left: dict[str, GGUFTensor], wanted: Wanted) -> Iterator[Target]:
+def _made_of(
+    file: GGUFFile, left: dict[str, GGUFTensor], wanted: TensorMapping
+) -> Iterator[Target]:
     """The targets of a wanted tensor, which is taken out of ``left``."""
     tensor = left.pop(wanted.old, None)
     if tensor is None and wanted.old.replace("_exps.", ".0.") in left:
@@ -101,12 +109,14 @@ def _extents(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[first:]
 
 
-def _wanted(file: GGUFFile, decoder: Decoder, config: Config) -> Iterator[Wanted]:
+def _wanted(
+    file: GGUFFile, decoder: DecoderArchitecture, config: Config
+) -> Iterator[TensorMapping]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield plain("token_embd.weight", "model.embed_tokens.weight", vocab, hidden)
     for index in range(config["num_hidden_layers"]):
         prefix = f"blk.{index}."
-        for wanted in decoder.layer(Layer(decoder, config, index, file.tensors)):
+        for wanted in decoder.layer(LayerTensors(decoder, config, index, file.tensors)):
             yield replace(
                 wanted,
                 old=prefix + wanted.old,

@@ -50,7 +50,7 @@ HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 
 @dataclass(slots=True, frozen=True)
-class Tokens:
+class GgufVocabulary:
     """A vocabulary, and the ids of the tokens with a special role. Lists are indexed by token
     id."""
 
@@ -68,7 +68,7 @@ class Tokens:
         return None if token_id is None else self.texts[token_id]
 
 
-def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
+def read_tokens(file: GGUFFile, vocab_size: int) -> GgufVocabulary:
     """The file's vocabulary. Raises CheckpointError unless texts are distinct, there are no more of
     them than the embedding's ``vocab_size`` rows, and special ids are in range."""
     family = file.require("tokenizer.ggml.model", str)
@@ -110,7 +110,7 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
     turn_ends = HARMONY_ENDS if control.issuperset(HARMONY_ENDS) else TURN_ENDS
     ends += [index for index, text in enumerate(texts) if text in turn_ends]
     stops = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
-    return Tokens(
+    return GgufVocabulary(
         family,
         texts,
         [
@@ -126,7 +126,12 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
 
 
 def write(
-    file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log: Callable[[str], None]
+    file: GGUFFile,
+    tokens: GgufVocabulary,
+    folder: Path,
+    *,
+    context_len: int,
+    log: Callable[[str], None],
 ) -> None:
     """Write the tokenizer's files into ``folder``."""
     try:
@@ -169,7 +174,7 @@ def write(
     )
 
 
-def _added(file: GGUFFile, tokens: Tokens) -> list[AddedToken]:
+def _added(file: GGUFFile, tokens: GgufVocabulary) -> list[AddedToken]:
     """The tokens that are found in a text before it is split, and never split themselves."""
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     is_phi3 = tokens.family == "llama" and file.get("general.architecture", str) == "phi3"
@@ -202,7 +207,7 @@ def _strings(file: GGUFFile, key: str) -> list[str]:
     return found
 
 
-def _sentencepiece(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -> Tokenizer:
+def _sentencepiece(file: GGUFFile, tokens: GgufVocabulary, log: Callable[[str], None]) -> Tokenizer:
     """A BPE tokenizer with a SentencePiece vocabulary.
 
     SentencePiece merges the two neighbours that make the token with the highest score. In BPE,
@@ -246,7 +251,7 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -
     return tokenizer
 
 
-def _merges(file: GGUFFile, tokens: Tokens, scores: list[Any]) -> list[tuple[str, str]]:
+def _merges(file: GGUFFile, tokens: GgufVocabulary, scores: list[Any]) -> list[tuple[str, str]]:
     """Every split of a token into two, in the order of the tokens' scores, then of ids."""
     texts = tokens.texts
     mergeable = {
@@ -277,7 +282,7 @@ def _merges(file: GGUFFile, tokens: Tokens, scores: list[Any]) -> list[tuple[str
     return [(texts[left], texts[right]) for _, _, left, right in sorted(merges)]
 
 
-def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
+def _add_borders(file: GGUFFile, tokens: GgufVocabulary, tokenizer: Tokenizer) -> None:
     """Let the tokenizer add BOS before and EOS after every text if the file asks for it. If it says
     nothing about BOS, its family decides."""
     bos = file.get("tokenizer.ggml.add_bos_token", bool)

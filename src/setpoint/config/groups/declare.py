@@ -51,7 +51,8 @@ class Option:
     tunable: Range | tuple[Scalar, ...] | None = None
     """The values that a tuner may try; None if the option is not worth tuning."""
     live: bool = False
-    """Whether it can change while the engine serves, between two steps (``config.live``)."""
+    """Whether it can change while the engine serves, between two steps
+    (``config.live_changes``)."""
     secret: bool = False
     """Whether its value is a secret, which is never printed (``masked``)."""
     repeats: bool = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import at_cap, binding_limit, is_full, other_pool
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import change, confidence, during, lines_on, percent, quote
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import at_cap, binding_limit, is_full, other_pool
 from setpoint.doctor.load import Load
 from setpoint.doctor.phases import waits
 
@@ -21,8 +21,8 @@ DELAYS = {
     "decode_turn": {"prefill_decode_interval": 0, "num_continuous_decode_steps": 1},
     "delayed": {"min_free_slots_delay": 1, "enable_prefill_delayer": 0},
 }
-"""Reason of a refusal (core.records.Refusal) -> the options that cause it, each with the largest
-value at which it delays nothing."""
+"""Reason of a refusal (core.records.AdmissionRefusal) -> the options that cause it, each with the
+largest value at which it delays nothing."""
 
 
 def find(case: Case) -> Finding | None:

@@ -103,7 +103,7 @@ def _off(why: str, evidence: tuple[Evidence, ...]) -> Finding:
 def _costly(tiers: TierState) -> Finding:
     share = _loss_s(tiers) / tiers.age_s
     gain = f"saves {tiers.earned_s:.1f} s" if tiers.loaded_tokens else "saves nothing"
-    if tiers.is_thrifty:
+    if tiers.saves_selectively:
         action = Action(
             "Nothing, if prefixes will be used again: it saves only blocks that were used twice by"
             " now. Otherwise leave out --enable-hierarchical-cache."
@@ -118,7 +118,7 @@ def _costly(tiers: TierState) -> Finding:
         )
     return Finding(
         cause="cache-tier",
-        confidence=0.8 if tiers.is_thrifty else 0.85,
+        confidence=0.8 if tiers.saves_selectively else 0.85,
         summary=f"The cache tier{_named(tiers)} costs {percent(share)} of the time of a core and"
         f" {gain}.",
         evidence=_balance(tiers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.doctor.binding_limit import FULL, at_cap
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -18,7 +19,6 @@ from setpoint.doctor.checks.common import (
 from setpoint.doctor.checks.kv_optimistic import retracts_often
 from setpoint.doctor.equations import rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import FULL, at_cap
 from setpoint.doctor.phases import running_of, waits
 
 MIN_SHARE = 0.8

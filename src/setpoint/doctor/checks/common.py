@@ -13,8 +13,8 @@ from setpoint.doctor.load import Load
 from setpoint.doctor.observations import Event, EventKind, Evidence
 from setpoint.doctor.phases import LINE_STEPS, MIN_GAP_S
 from setpoint.doctor.step_times import (
+    DecodeStep,
     FixedShare,
-    Step,
     careful_growth,
     fixed_share,
 )
@@ -109,7 +109,7 @@ SHORTEST_STEP_S = 1e-6
 a remainder of rounding, which is not a step."""
 
 
-def steps(case: Case) -> list[Step]:
+def steps(case: Case) -> list[DecodeStep]:
     """The decode steps of this source, with those of ramp and drain, because their batches have
     other sizes. The throughput of a line is that of the time since the line before; its batch may
     have been another one then, and prefills may have run between."""
@@ -118,7 +118,7 @@ def steps(case: Case) -> list[Step]:
     return [step for step in found if step.seconds >= SHORTEST_STEP_S]
 
 
-def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
+def _steps(moments: Sequence[Moment], interval: float) -> Iterator[DecodeStep]:
     before: Moment | None = None  # the last decode batch without idleness since
     prompts = 0
     at = 0.0
@@ -129,7 +129,7 @@ def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
         if moment.busy_s is not None:
             if moment.num_decode and moment.running and moment.busy_s > 0:
                 count = moment.num_decode
-                yield Step(moment.busy_s / count, moment.running, moment.new_tokens / count)
+                yield DecodeStep(moment.busy_s / count, moment.running, moment.new_tokens / count)
             continue
         prompts += moment.new_tokens
         if not moment.num_decode:
@@ -137,7 +137,7 @@ def _steps(moments: Sequence[Moment], interval: float) -> Iterator[Step]:
         if before is not None and moment.running and moment.gen_throughput:
             running = (moment.running + (before.running or 0.0)) / 2
             num_steps = moment.num_decode * max(interval, 1)
-            yield Step(running / moment.gen_throughput, running, prompts / num_steps)
+            yield DecodeStep(running / moment.gen_throughput, running, prompts / num_steps)
         before, prompts = moment, 0
 
 

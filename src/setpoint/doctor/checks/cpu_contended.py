@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from setpoint.doctor.binding_limit import is_disturbed
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -15,7 +16,6 @@ from setpoint.doctor.checks.common import (
     quote_some,
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import is_disturbed
 from setpoint.doctor.load import Load
 from setpoint.doctor.observations import Event, EventKind, Evidence, Rank
 from setpoint.observe.contention import LATER_S, LEAST_SHARE
@@ -27,7 +27,7 @@ WARNING: EventKind = "cpu-contention"
 
 
 @dataclass(slots=True, frozen=True)
-class _Told:
+class _CpuReport:
     """What a source tells of the CPU."""
 
     busy_s: float = 0.0
@@ -86,7 +86,7 @@ def note(case: Case) -> str:
     return f"For a part of the time, other programs took the CPU ({lines})."
 
 
-def _from_moments(case: Case) -> _Told | None:
+def _from_moments(case: Case) -> _CpuReport | None:
     """None if the moments do not tell."""
     known = case.load.where(lambda moment: bool(moment.busy_s) and moment.cpu_s is not None)
     if not known.moments:
@@ -94,10 +94,10 @@ def _from_moments(case: Case) -> _Told | None:
     busy_s = sum(moment.busy_s or 0.0 for moment in known.moments)
     cpu_s = sum(moment.cpu_s or 0.0 for moment in known.moments)
     slow = known.where(is_disturbed)
-    return _Told(busy_s, cpu_s, evidence=quote(slow))
+    return _CpuReport(busy_s, cpu_s, evidence=quote(slow))
 
 
-def _from_log(case: Case) -> _Told:
+def _from_log(case: Case) -> _CpuReport:
     """The same from the lines of a log. What they do not cover was not disturbed, except after the
     last one: the next warning would come only after a minute of steps."""
     busy_s = cpu_s = unknown_s = undisturbed_s = 0.0
@@ -114,9 +114,9 @@ def _from_log(case: Case) -> _Told:
         undisturbed_s += max(loaded_s - busy - unknown, 0.0)
         said += found
     if not busy_s or undisturbed_s > busy_s:  # it has passed, or comes and goes
-        return _Told()
+        return _CpuReport()
     share = busy_s / (busy_s + unknown_s + undisturbed_s)
-    return _Told(busy_s, cpu_s, share, quote_some(said, 3))
+    return _CpuReport(busy_s, cpu_s, share, quote_some(said, 3))
 
 
 def _said(rank: Rank) -> list[Event]:

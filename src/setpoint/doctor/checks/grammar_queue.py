@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from setpoint.doctor.binding_limit import FULL
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import confidence, counted, during, quote, quote_events
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import FULL
 
 MIN_SHARE = 0.5
 MIN_TIMEOUTS = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.doctor.binding_limit import at_cap
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -15,7 +16,6 @@ from setpoint.doctor.checks.kv_conservative import is_used_up
 from setpoint.doctor.checks.kv_optimistic import retracts_often
 from setpoint.doctor.checks.queue_too_long import MOST
 from setpoint.doctor.findings import Action, Finding
-from setpoint.doctor.limits import at_cap
 from setpoint.doctor.load import Load
 
 GOOD = 0.85

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import at_budget
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.common import events
 from setpoint.doctor.checks.prompts import mean_prompt
-from setpoint.doctor.limits import at_budget
 from setpoint.doctor.observations import Rank
 
 LEAST_BEFORE = 0.35

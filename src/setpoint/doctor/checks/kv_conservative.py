@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from setpoint.doctor.binding_limit import FULL, at_budget, binding_limit
 from setpoint.doctor.case import Case, trades_memory
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -24,7 +25,6 @@ from setpoint.doctor.checks.memory import is_held_small
 from setpoint.doctor.checks.prefix_miss import switched_off
 from setpoint.doctor.equations import MIN_CONSERVATIVENESS, conservativeness_for
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import FULL, at_budget, binding_limit
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5

@@ -6,6 +6,7 @@ import math
 import statistics
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import WHOLE, binding_limit, is_full
 from setpoint.doctor.case import MANY_LINES, NEARLY, TIGHT, Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -27,7 +28,6 @@ from setpoint.doctor.checks.memory import GUIDE_DEVICE_GB, is_held_small, total_
 from setpoint.doctor.checks.prefill_budget import starves
 from setpoint.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import WHOLE, binding_limit, is_full
 from setpoint.doctor.load import Load
 
 MIN_SHARE = 0.5

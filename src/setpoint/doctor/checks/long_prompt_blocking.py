@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.doctor.binding_limit import FULL, at_budget
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -22,7 +23,6 @@ from setpoint.doctor.checks.prefill_budget import (
     smaller_effect,
 )
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
-from setpoint.doctor.limits import FULL, at_budget
 from setpoint.doctor.load import Load
 from setpoint.doctor.step_times import chunk_gains
 

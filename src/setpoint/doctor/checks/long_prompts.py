@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import at_budget
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.prompts import mean_prompt
-from setpoint.doctor.limits import at_budget
 from setpoint.doctor.load import Load, Test
 from setpoint.doctor.phases import waits
 

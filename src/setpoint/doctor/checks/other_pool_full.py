@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.doctor.binding_limit import OTHER_FULL, binding_limit, other_pool
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -15,7 +16,6 @@ from setpoint.doctor.checks.common import (
     throughput_effect,
 )
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import OTHER_FULL, binding_limit, other_pool
 
 MIN_SHARE = 0.4
 SPLITS = {

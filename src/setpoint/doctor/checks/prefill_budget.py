@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from setpoint.doctor.binding_limit import FULL, at_budget, binding_limit
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -28,7 +29,6 @@ from setpoint.doctor.checks.memory import lower_fraction, scaled, total_gb
 from setpoint.doctor.checks.prompts import is_cut
 from setpoint.doctor.equations import PREFILL_KEPT_GB, prefill_size_for
 from setpoint.doctor.findings import Action, Effect, Finding, RuledOut
-from setpoint.doctor.limits import FULL, at_budget, binding_limit
 from setpoint.doctor.load import Load
 from setpoint.doctor.phases import waits
 from setpoint.doctor.step_times import chunk_gains

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from setpoint.doctor.binding_limit import FULL, at_budget, at_cap, binding_limit
 from setpoint.doctor.case import Case
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.common import (
@@ -23,7 +24,6 @@ from setpoint.doctor.checks.common import (
 )
 from setpoint.doctor.equations import rounded, running_for
 from setpoint.doctor.findings import Action, Finding, RuledOut
-from setpoint.doctor.limits import FULL, at_budget, at_cap, binding_limit
 from setpoint.doctor.observations import Evidence
 
 MIN_SHARE = 0.4

@@ -101,8 +101,8 @@ _REASONS = {
     "delayed": "admission waits for a larger batch",
     "decode_turn": "it is the turn of decode",
 }
-"""The admission's reasons (core.records.Refusal) in words. "blocked" only repeats the reason of the
-first request."""
+"""The admission's reasons (core.records.AdmissionRefusal) in words. "blocked" only repeats the
+reason of the first request."""
 
 
 def sentence(moment: Moment) -> str:

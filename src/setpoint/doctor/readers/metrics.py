@@ -131,7 +131,7 @@ def _tiers(first: Scrape, last: Scrape) -> tuple[TierState, ...]:
                 off="its log, or GET /hicache/storage-backend, says why"
                 if new.one(TIER_OFF)
                 else "",
-                is_thrifty=bool(new.one("cache_tier_thrifty")),
+                saves_selectively=bool(new.one("cache_tier_thrifty")),
                 loaded_tokens=int(_added(old, new, "prefetched_tokens") or 0),
                 saved_tokens=int(_added(old, new, "backuped_tokens") or 0),
                 load_s=seconds["load"],

@@ -26,7 +26,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 @dataclass(slots=True, frozen=True)
-class Script:
+class CharacterSet:
     """The characters of a terminal."""
 
     dots_x: int
@@ -47,15 +47,17 @@ class Script:
         return chr(_BRAILLE + bits) if self.dots_y > 1 else "*"
 
 
-UNICODE = Script(
+UNICODE = CharacterSet(
     dots_x=2, dots_y=4, axis="│", end="┤", corner="└", rule="─", mark="▲", dash="╌", edge="╎"
 )
-ASCII = Script(
+ASCII = CharacterSet(
     dots_x=1, dots_y=1, axis="|", end="+", corner="+", rule="-", mark="^", dash=".", edge="|"
 )
 
 
-def plot(figure: Figure, charts: Charts, *, width: int, height: int, script: Script) -> list[Text]:
+def plot(
+    figure: Figure, charts: Charts, *, width: int, height: int, script: CharacterSet
+) -> list[Text]:
     """A title, ``height`` lines, and the axis of time with its labels: ``height`` + 2 lines."""
     label = label_width(figure)
     cells = _cells(figure, charts.seconds, width - label - 1, height, script)
@@ -83,7 +85,7 @@ def plot(figure: Figure, charts: Charts, *, width: int, height: int, script: Scr
     return lines
 
 
-def phases(charts: Charts, *, width: int, script: Script) -> Text:
+def phases(charts: Charts, *, width: int, script: CharacterSet) -> Text:
     """The phases below a chart of the same width, each with its name where there is room."""
     line = Text()
     for span in charts.phases:
@@ -117,7 +119,7 @@ def _axis(figure: Figure, value: float) -> str:
     return number(value) + (" %" if figure.unit == "%" else "")
 
 
-def _time_axis(charts: Charts, label: int, width: int, script: Script) -> Text:
+def _time_axis(charts: Charts, label: int, width: int, script: CharacterSet) -> Text:
     """The line below a chart: "0" at the corner, and the labels of later times."""
     row = [script.rule] * width
     for place, name in charts.ticks()[1:]:
@@ -134,7 +136,7 @@ def _time_axis(charts: Charts, label: int, width: int, script: Script) -> Text:
 
 
 def _cells(
-    figure: Figure, seconds: float, width: int, height: int, script: Script
+    figure: Figure, seconds: float, width: int, height: int, script: CharacterSet
 ) -> dict[tuple[int, int], int]:
     """(column, row from the top) of a character -> its dots."""
     cells: dict[tuple[int, int], int] = {}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from setpoint.core.errors import ConfigError
-from setpoint.engine.kernels.kernel_registry import Choice, choose
+from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose
 
 
 @dataclass(slots=True, frozen=True)
@@ -141,7 +141,7 @@ PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
 """Device type -> the names that "auto" tries, best first."""
 
 
-def choose_attention(name: str, shape: AttentionShape) -> Choice[AttentionBackend]:
+def choose_attention(name: str, shape: AttentionShape) -> ChosenKernel[AttentionBackend]:
     """The named backend or, for "auto", the best one that runs. Raises ConfigError if the named one
     is unknown or cannot run."""
     if name == "auto":

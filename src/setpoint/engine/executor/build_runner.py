@@ -30,7 +30,7 @@ from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.kernels.cpu.library import load
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.host_memory import noted_mappings, why_small_pages
-from setpoint.engine.kernels.kernel_registry import Choice, choose_ops
+from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose_ops
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.weight_file import WeightFile
 from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
@@ -97,11 +97,11 @@ class EngineConfig:
 class _Chosen:
     """The implementations chosen for this machine."""
 
-    ops: Choice[Ops]
-    linear: Choice[LinearMethod]
-    attention: Choice[AttentionBackend]
+    ops: ChosenKernel[Ops]
+    linear: ChosenKernel[LinearMethod]
+    attention: ChosenKernel[AttentionBackend]
 
-    def by_part(self) -> dict[str, Choice[Any]]:
+    def by_part(self) -> dict[str, ChosenKernel[Any]]:
         return {"kernels": self.ops, "linear layers": self.linear, "attention": self.attention}
 
 

@@ -14,16 +14,16 @@ import torch
 
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.executor.build_runner import DTYPES
-from setpoint.engine.kernels.cpu.limits import fastest
+from setpoint.engine.kernels.cpu.peak_rates import fastest
 from setpoint.engine.quant.linear_method import (
-    Blocks,
+    GgufWeight,
     PackedWeight,
     choose_blocks,
     choose_linear,
 )
 
 ROWS = (1, 16, 64)
-"""Numbers of rows that are measured, each as ``kernels.cpu.limits`` measures."""
+"""Numbers of rows that are measured, each as ``kernels.cpu.peak_rates`` measures."""
 LARGEST_BYTES = 1 << 28
 """Most bytes of the matrices of a kind: larger than the caches of most machines."""
 MULTIPLE = 256
@@ -82,6 +82,6 @@ def _weights(
             row_bytes = BLOCK_KINDS[kind].row_bytes(shape[1])
             # Small bytes, so that every scale is a finite float16.
             codes = torch.randint(0, 0x40, (shape[0], row_bytes), dtype=torch.uint8)
-            weight = blocks.pack_stack([Blocks(kind, codes)], None)
+            weight = blocks.pack_stack([GgufWeight(kind, codes)], None)
         taken += weight.num_bytes
         yield weight

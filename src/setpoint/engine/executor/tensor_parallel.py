@@ -28,7 +28,7 @@ from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.plan_codec import decode_plan, encode_plan
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.core.result import one_each
-from setpoint.core.transfers import Direction, Mover, Place, Transfer
+from setpoint.core.transfers import Direction, KVLocation, Mover, Transfer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.executor.rank_messages import (
@@ -41,7 +41,7 @@ from setpoint.engine.executor.rank_messages import (
     ToSide,
     WithdrawRoom,
 )
-from setpoint.engine.kernels.device import Shared, to_device, wait
+from setpoint.engine.kernels.device import SharedTensor, to_device, wait
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.runner.model_runner import ModelRunner
 
@@ -51,18 +51,18 @@ Operation = ReleaseMemory | RestoreMemory | LoadWeights
 """What every rank must do with its part of the memory."""
 
 
-class Sampled(msgspec.Struct, frozen=True, array_like=True):
+class StepTokens(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that a step brought back."""
 
     slots: bytes
     ids: bytes
 
 
-class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RankStep(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Append the tokens of the step before, and run a plan."""
 
     plan: bytes
-    sampled: Sampled | None
+    sampled: StepTokens | None
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -80,7 +80,7 @@ class Allocate(msgspec.Struct, frozen=True, tag=True, array_like=True):
     context_len: int
 
 
-class Operate(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RunOperation(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Carry an operation out, and answer."""
 
     operation: Operation
@@ -105,7 +105,7 @@ class Move(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     id: int
     direction: Direction
-    place: Place
+    place: KVLocation
     rows: bytes
     start: int
     ids: bytes
@@ -117,7 +117,17 @@ class CancelMove(msgspec.Struct, frozen=True, tag=True, array_like=True):
     id: int
 
 
-ToRank = Step | Logits | Allocate | Operate | LoadExperts | MoveExperts | Move | CancelMove | ToSide
+ToRank = (
+    RankStep
+    | Logits
+    | Allocate
+    | RunOperation
+    | LoadExperts
+    | MoveExperts
+    | Move
+    | CancelMove
+    | ToSide
+)
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -130,11 +140,11 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The instruction set of the rank's kernels (``LoadReport.level``)."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RankDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rank has done what it was asked to."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RankRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rank cannot do it, and has changed nothing."""
 
     reason: str
@@ -147,7 +157,7 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 News = MoveEnded | GiverNews | TakerNews
-FromRank = Loaded | Done | Refused | News
+FromRank = Loaded | RankDone | RankRefused | News
 Heard = TypeVar("Heard", MoveEnded, GiverNews, TakerNews)
 
 encode = msgspec.msgpack.Encoder().encode
@@ -208,7 +218,7 @@ class OtherRanks:
         ConfigError with the reason if a rank could not load its weights."""
         weights = [weight_bytes]
         for rank, answer in enumerate(self.answers(), 1):
-            if isinstance(answer, Refused):
+            if isinstance(answer, RankRefused):
                 raise ConfigError(f"Rank {rank} cannot start: {answer.reason}")
             assert isinstance(answer, Loaded)
             weights.append(answer.weight_bytes)
@@ -228,7 +238,7 @@ class OtherRanks:
         refusals = [
             f"rank {rank}: {answer.reason}"
             for rank, answer in enumerate(self.answers(), 1)
-            if isinstance(answer, Refused)
+            if isinstance(answer, RankRefused)
         ]
         if refusals:
             raise RequestError("; ".join(refusals), status_code=500)
@@ -255,19 +265,19 @@ class TensorParallelExecutor(InprocExecutor):
     def __init__(self, runner: ModelRunner, others: OtherRanks) -> None:
         super().__init__(runner)
         self._others = others
-        self._sampled: Sampled | None = None
+        self._sampled: StepTokens | None = None
         """Tokens that the other ranks have not got yet."""
         others.group.before_logits = self._announce
 
     def submit(self, plan: StepPlan) -> InprocStep:
         if self.balancer is not None:
             self.balancer.before_step()
-        self._others.send(Step(encode_plan(plan), self._sampled))
+        self._others.send(RankStep(encode_plan(plan), self._sampled))
         self._sampled = None
         return _LeadingStep(self, plan, None, self._mark)
 
     def note_sampled(self, slots: Ids, ids: Ids) -> None:
-        self._sampled = Sampled(pack_ids(slots), pack_ids(ids))
+        self._sampled = StepTokens(pack_ids(slots), pack_ids(ids))
 
     def _announce(self, hidden: torch.Tensor) -> None:
         data = hidden.contiguous().view(torch.uint8).cpu().numpy().tobytes()
@@ -292,14 +302,14 @@ class TensorParallelOperator(EngineOperator):
         self._others = others
 
     def _change(self, operation: Operation) -> None:
-        self._others.send(Operate(operation))
+        self._others.send(RunOperation(operation))
         refusal: SetpointError | None = None
         try:
             super()._change(operation)
         except SetpointError as error:
             refusal = error
         answers = self._others.answers()
-        refusing = [answer for answer in answers if isinstance(answer, Refused)]
+        refusing = [answer for answer in answers if isinstance(answer, RankRefused)]
         if refusal is not None and len(refusing) == len(answers):
             raise refusal
         if refusal is not None or refusing:
@@ -354,10 +364,10 @@ def follow(
         except EOFError:
             return
         match message:
-            case Step(plan, sampled):
+            case RankStep(plan, sampled):
                 if sampled is not None:
                     slots, ids = unpack_ids(sampled.slots), unpack_ids(sampled.ids)
-                    tokens = Shared(to_device(ids.astype(np.int64), runner.device))
+                    tokens = SharedTensor(to_device(ids.astype(np.int64), runner.device))
                     runner.slots.append(slots, tokens, one_each(len(slots)))
                 runner.follow(decode_plan(plan))
             case Logits(rows, hidden):
@@ -374,7 +384,7 @@ def follow(
                     mover = movers(lambda moved: link.send_bytes(encode(MoveEnded(moved))))
                 if sides is not None:
                     side = sides(lambda message: link.send_bytes(encode(_news(message))))
-            case Operate(operation):
+            case RunOperation(operation):
                 _answer(link, lambda: operator.operate(0, operation))
             case LoadExperts(layer, placement):
                 _answer(link, lambda: operator.load_experts(layer, placement))
@@ -434,6 +444,6 @@ def _answer(link: Connection, act: object) -> None:
     try:
         act()
     except SetpointError as error:
-        link.send_bytes(encode(Refused(str(error))))
+        link.send_bytes(encode(RankRefused(str(error))))
     else:
-        link.send_bytes(encode(Done()))
+        link.send_bytes(encode(RankDone()))

@@ -66,7 +66,7 @@ class XgrammarMatcher:
         self._is_current = True
 
 
-class CompiledConstraint:
+class XgrammarConstraint:
     """Implements grammar.process_server.CompiledConstraint."""
 
     def __init__(
@@ -100,7 +100,7 @@ class XgrammarCompiler:
         self._in_json = np.array([_CONTROL.search(each) is None for each in texts], np.uint8)
         """[vocab] 1 for the tokens that JSON may contain."""
 
-    def __call__(self, constraint: Constraint) -> CompiledConstraint:
+    def __call__(self, constraint: Constraint) -> XgrammarConstraint:
         compiler = self._compiler
         definition = _definition(constraint)
         try:
@@ -122,7 +122,7 @@ class XgrammarCompiler:
                     grammar = compiler.compile_structural_tag(definition)
         except (RuntimeError, ValueError) as error:
             raise RequestError(_PLACE.sub("", str(error))) from None
-        return CompiledConstraint(
+        return XgrammarConstraint(
             grammar, self._possible(constraint.kind, definition), self._vocabulary.eos_token_ids
         )
 

@@ -52,7 +52,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-class Shared:
+class SharedTensor:
     """A tensor that the host writes and reads in every step, without waiting for the device.
 
     On the CPU this goes through numpy, which uses the same memory. A step without any torch
@@ -88,7 +88,7 @@ class Shared:
             )
 
     def put_tokens(
-        self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared
+        self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: SharedTensor
     ) -> None:
         """Write ``tokens[i]`` to ``[rows[i], columns[i]]``, negative ones as 0."""
         if self._array is not None:

@@ -34,14 +34,14 @@ RECORDERS = {"cpu": "setpoint.engine.kernels.cpu.capture:create"}
 
 
 @dataclass(slots=True, frozen=True)
-class Choice(Generic[T]):
+class ChosenKernel(Generic[T]):
     name: str
     impl: T
     fallback: str = ""
     """Why the better implementations cannot run, for the log; empty if the first choice runs."""
 
 
-def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice[Any]:
+def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> ChosenKernel[Any]:
     """The first of ``names`` whose factory accepts ``args``. Raises ConfigError with all reasons if
     none does."""
     reasons = []
@@ -51,7 +51,7 @@ def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice
         except KernelsUnavailable as reason:
             reasons.append(f"{name}: {reason}")
         else:
-            return Choice(name, impl, "; ".join(reasons))
+            return ChosenKernel(name, impl, "; ".join(reasons))
     raise ConfigError(f"Cannot run here: {'; '.join(reasons)}.")
 
 
@@ -69,6 +69,6 @@ def make_recorder(device: torch.device) -> Recorder:
     return resolve(RECORDERS[device.type])()
 
 
-def choose_ops(device: torch.device, dtype: torch.dtype) -> Choice[Ops]:
+def choose_ops(device: torch.device, dtype: torch.dtype) -> ChosenKernel[Ops]:
     """The best operations for this device and dtype."""
     return choose(OPS, PREFERENCE[device.type], dtype)

@@ -27,7 +27,7 @@ class KernelsUnavailable(Exception):
 
 
 @dataclass(slots=True, frozen=True)
-class Gate:
+class GateActivation:
     """What a gated MLP makes of the products with gate and up."""
 
     operation: str
@@ -35,7 +35,7 @@ class Gate:
     arguments: tuple[float, ...] = ()
 
 
-SILU, GELU_TANH = Gate("silu_mul"), Gate("gelu_tanh_mul")
+SILU, GELU_TANH = GateActivation("silu_mul"), GateActivation("gelu_tanh_mul")
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from setpoint.core.model import Mixture
-from setpoint.engine.kernels.ops import Gate, Routing
+from setpoint.engine.kernels.ops import GateActivation, Routing
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.expert_slots import ExpertSlots
 from setpoint.engine.layers.linear import Linear, Undivided
@@ -87,7 +87,7 @@ class SparseMLP(Layer):
         self,
         hidden_size: int,
         mixture: Mixture,
-        gated: Gate,
+        gated: GateActivation,
         routing: Routing,
         *,
         router: str = "gate",

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from setpoint.engine.kernels.ops import Gate
+from setpoint.engine.kernels.ops import GateActivation
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.layers.token_embedding import Embedding
 from setpoint.engine.parallel.group import UNIT, Span, spans
 from setpoint.engine.quant.linear_method import (
     BlockMethod,
-    Blocks,
     GatedMethod,
+    GgufWeight,
     LinearMethod,
     PackedWeight,
 )
@@ -132,7 +132,7 @@ class Linear(Layer):
         bias = None if self.bias is None or not self._adds_bias else self.bias.data
         return self._keep(self._pack(method, self.weight.data, bias))
 
-    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[GgufWeight]) -> int:
         """Like ``finish_loading``, but with blocks, one above the other, in place of the weight."""
         self.blocks = "+".join(blocks.kind for blocks in stack)
         return self._keep(method.pack_stack(stack, None if self.bias is None else self.bias.data))
@@ -190,7 +190,7 @@ class GatedLinear(Linear):
         self,
         in_features: int,
         size: int,
-        gated: Gate,
+        gated: GateActivation,
         *,
         bias: bool = False,
         names: tuple[str, str] = ("gate_proj", "up_proj"),
@@ -207,7 +207,7 @@ class GatedLinear(Linear):
         self.activates = False
         return method.pack(weight, bias)
 
-    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[GgufWeight]) -> int:
         (blocks,) = stack
         self.blocks, self.activates = blocks.kind, True
         return self._keep(

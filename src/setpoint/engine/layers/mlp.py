@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from setpoint.engine.kernels.ops import Gate
+from setpoint.engine.kernels.ops import GateActivation
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.linear import GatedLinear, Linear
 from setpoint.engine.layers.module import Layer
@@ -21,7 +21,7 @@ class GatedMLP(Layer):
         self,
         hidden_size: int,
         size: int,
-        gated: Gate,
+        gated: GateActivation,
         *,
         bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),

@@ -10,7 +10,7 @@ from torch import nn
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.module import Layer
 from setpoint.engine.parallel.group import UNIT, Span, spans
-from setpoint.engine.quant.linear_method import BlockMethod, Blocks, PackedRows
+from setpoint.engine.quant.linear_method import BlockMethod, GgufWeight, PackedRows
 
 
 class Embedding(Layer):
@@ -44,7 +44,7 @@ class Embedding(Layer):
             self.weight.new_empty(self.widths[rank], self.weight.shape[1]), requires_grad=False
         )
 
-    def keep_blocks(self, method: BlockMethod, stack: Sequence[Blocks]) -> int:
+    def keep_blocks(self, method: BlockMethod, stack: Sequence[GgufWeight]) -> int:
         """Look ids up in blocks instead of a weight. Returns the bytes held afterwards."""
         (blocks,) = stack
         self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind

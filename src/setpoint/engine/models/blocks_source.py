@@ -15,7 +15,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor
 from setpoint.engine.quant.dequantised import dequantised
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +45,7 @@ class GGUFBlocks:
             found = self._rows(begin, end)
         if self.values is None:
             return found
-        return dequantised(Blocks(self.stored.kind, found), self.values)[:, *columns]
+        return dequantised(GgufWeight(self.stored.kind, found), self.values)[:, *columns]
 
     def _rows(self, begin: int, end: int) -> torch.Tensor:
         row_bytes = BLOCK_KINDS[self.stored.kind].row_bytes(self.stored.shape[1])

@@ -4,7 +4,7 @@ clamped SwiGLU."""
 from __future__ import annotations
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.kernels.ops import SILU, Gate, Routing
+from setpoint.engine.kernels.ops import SILU, GateActivation, Routing
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.experts import SparseMLP
 from setpoint.engine.models.decoder import CausalLM, PreNormLayer, SelfAttention, causal_lm
@@ -17,7 +17,7 @@ def gpt_oss(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     if config.gated() is not SILU:
         config.refuse("hidden_act", f"the experts' gate is a SwiGLU; {ELSEWHERE}")
     limits = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
-    gated, mixture = Gate("clamped_swiglu_mul", limits), config.mixture(spec)
+    gated, mixture = GateActivation("clamped_swiglu_mul", limits), config.mixture(spec)
     routing = Routing(mixture.num_chosen, "softmax_of_chosen")
 
     def layer(index: int) -> PreNormLayer:

@@ -20,7 +20,7 @@ from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.layers.opaque import attend
-from setpoint.engine.models.transformers_windows import Windows
+from setpoint.engine.models.transformers_windows import WindowCheck
 from setpoint.engine.quant.linear_method import LinearMethod, PackedWeight
 
 SEAT = "setpoint_seat"
@@ -80,7 +80,7 @@ class TransformersModel:
         self.expected = expected
         self.trial_ids = trial_ids(spec)
         self._layers = list(range(spec.num_layers))
-        self._declared = Windows(causal_lm.config, spec)
+        self._declared = WindowCheck(causal_lm.config, spec)
         self._seat = Seat()
         self.num_bytes = _pack_linears(causal_lm, method, self._seat)
         """Bytes of all weights."""

@@ -21,7 +21,7 @@ from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.weightfiles import Identities, identities
 from setpoint.engine.kernels.host_memory import give_back_heap
 from setpoint.engine.layers.linear import NoHead, TiedHead
-from setpoint.engine.models.weight_sources import Checkpoint, Dummy, Part
+from setpoint.engine.models.weight_sources import CheckpointFiles, Dummy, Part
 from setpoint.engine.parallel.group import Span
 from setpoint.engine.quant.linear_method import BlockMethod, LinearMethod
 
@@ -49,18 +49,17 @@ def load_weights(
     folder holds a multimodal model, and ``model`` is its language model. matrices: those that it
     stores as codes and scales. exact: the method for layers that are never quantised
     (``is_exact``). blocks: method for weights that the folder also holds as blocks; None: they are
-    loaded in ``dtype``. values: see ``Checkpoint``. only: the layers to fill, of a model that has
-    been loaded from this folder; None: all. Layers are refused if a file is not the one that the
-    model was loaded from.
-    """
+    loaded in ``dtype``. values: see ``CheckpointFiles``. only: the layers to fill, of a model that
+    has been loaded from this folder; None: all. Layers are refused if a file is not the one that
+    the model was loaded from."""
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
             f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy."
         )
     with ExitStack() as stack:
-        source: Dummy | Checkpoint = Dummy(seed)
+        source: Dummy | CheckpointFiles = Dummy(seed)
         if load_format != "dummy":
-            source = Checkpoint(
+            source = CheckpointFiles(
                 Path(folder),
                 stack,
                 wrapped=wrapped,
@@ -75,7 +74,7 @@ def load_weights(
             _check_same(model, source.identities)
         modules = [each for each in model.named_modules() if only is None or each[1] in only]
         plan = {name: list(_parts(module, name, source.files)) for name, module in modules}
-        if isinstance(source, Checkpoint) and only is None:
+        if isinstance(source, CheckpointFiles) and only is None:
             _check_tensors(model, plan, source)
         num_bytes = 0
         with _lack_of_memory_told(device):
@@ -109,7 +108,7 @@ def _report_and_trim(percent: int) -> None:
 
 
 def _check_tensors(
-    model: nn.Module, plan: Mapping[str, list[tuple[str, list[Part]]]], source: Checkpoint
+    model: nn.Module, plan: Mapping[str, list[tuple[str, list[Part]]]], source: CheckpointFiles
 ) -> None:
     """Raise CheckpointError unless the source holds what the plan reads, and nothing else."""
     source.check(
@@ -173,7 +172,7 @@ def _parts(
 def _fill(
     module: nn.Module,
     parameters: list[tuple[str, list[Part]]],
-    source: Dummy | Checkpoint,
+    source: Dummy | CheckpointFiles,
     dtype: torch.dtype,
     device: torch.device,
     method: LinearMethod,

@@ -13,7 +13,7 @@ import torch
 
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import MAX_LAYERS, Latent, Mixture, ModelSpec
-from setpoint.engine.kernels.ops import GELU_TANH, SILU, Gate
+from setpoint.engine.kernels.ops import GELU_TANH, SILU, GateActivation
 
 GATED = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 """Name of an activation in config.json -> that of a gated MLP."""
@@ -157,7 +157,7 @@ class ConfigReader:
             self.refuse("model_type", "its mixture of experts goes by another name")
         return spec.mixture
 
-    def gated(self, key: str = "hidden_act", default: str = "silu") -> Gate:
+    def gated(self, key: str = "hidden_act", default: str = "silu") -> GateActivation:
         """The gate of a gated MLP with this activation."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import MXFP4_SUFFIXES
 from setpoint.engine.quant.dequantised import dequantised
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 
 Slices = tuple[slice, ...]
 
@@ -65,7 +65,7 @@ class WholeTensor:
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class ExpertRows:
     """Where the values of an expert are: rows ``first``, ``first + step``, … of it."""
 
     expert: int
@@ -87,7 +87,7 @@ class ExpertTensor:
     bias [N] in [E, step · N]."""
 
     whole: WholeTensor
-    place: Place
+    place: ExpertRows
 
     @property
     def file(self) -> Path:
@@ -125,7 +125,7 @@ class ExpertBlocks:
 
     codes: WholeTensor
     scales: WholeTensor
-    place: Place
+    place: ExpertRows
     as_values: bool
 
     @property
@@ -158,7 +158,7 @@ class ExpertBlocks:
         found = torch.cat((scales[..., None], halves), dim=-1).flatten(1)
         if not self.as_values:
             return found
-        return dequantised(Blocks("MXFP4", found))[:, *columns]
+        return dequantised(GgufWeight("MXFP4", found))[:, *columns]
 
 
 FUSED = {
@@ -202,8 +202,8 @@ def by_expert(
     return tensors, blocks
 
 
-def _places(prefix: str, fused: str, tensor: WholeTensor) -> Iterator[tuple[str, Place]]:
+def _places(prefix: str, fused: str, tensor: WholeTensor) -> Iterator[tuple[str, ExpertRows]]:
     """(path of a layer of an expert, its place) for everything in a tensor of all experts."""
     for expert in range(tensor.shape[0]):
         for name, first, step in FUSED[fused]:
-            yield f"{prefix}.experts.{expert}.{name}", Place(expert, first, step)
+            yield f"{prefix}.experts.{expert}.{name}", ExpertRows(expert, first, step)

@@ -25,7 +25,7 @@ from setpoint.engine.models.library_model import (
     library_attention,
     trial_ids,
 )
-from setpoint.engine.models.weight_sources import Checkpoint, check_finite, values_in
+from setpoint.engine.models.weight_sources import CheckpointFiles, check_finite, values_in
 from setpoint.engine.quant.linear_method import LinearMethod
 
 NAME = "setpoint"
@@ -51,8 +51,8 @@ def load_transformers_model(
     seed: int,
     values: torch.dtype = torch.bfloat16,
 ) -> tuple[TransformersModel, int]:
-    """(model with its weights, size of the weights in bytes). values: see ``Checkpoint``. Reads
-    only safetensors and a GGUF's blocks, runs no code of the checkpoint and uses no network.
+    """(model with its weights, size of the weights in bytes). values: see ``CheckpointFiles``.
+    Reads only safetensors and a GGUF's blocks, runs no code of the checkpoint and uses no network.
 
     Raises CheckpointError for a model that cannot be served this way, and OutOfMemoryError.
     """
@@ -188,7 +188,9 @@ def _load(
             )
     is_gguf = (Path(folder) / BLOCKS_FILE).is_file()
     with ExitStack() as stack:
-        tensors = Checkpoint(Path(folder), stack, values=values).read_all() if is_gguf else None
+        tensors = (
+            CheckpointFiles(Path(folder), stack, values=values).read_all() if is_gguf else None
+        )
     if spec.quantised:
         tensors = values_in(Path(folder), spec.quantised)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

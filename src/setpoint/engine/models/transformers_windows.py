@@ -10,7 +10,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
 
 
-class Windows:
+class WindowCheck:
     def __init__(self, config: Any, spec: ModelSpec) -> None:
         """config: the library's config object."""
         self._declared = spec.windows

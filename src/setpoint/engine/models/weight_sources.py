@@ -30,7 +30,7 @@ from setpoint.engine.models.blocks_source import in_gguf
 from setpoint.engine.models.quantised_source import QuantisedTensor, with_matrices
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 
 BODY, HEAD = "model.", "lm_head."
 """Prefixes of the names of the decoder's and of the head's tensors. A checkpoint that holds only a
@@ -100,7 +100,7 @@ class Dummy:
         memory.copy_(values.uniform_(-limit, limit, generator=generator)[part.slices])
 
 
-class Checkpoint:
+class CheckpointFiles:
     """The safetensors files of a folder, memory-mapped, and the GGUF file of which the folder was
     made. They stay open until the given ExitStack is closed."""
 
@@ -184,7 +184,7 @@ class Checkpoint:
 
     def read_blocks(
         self, parts: list[Part], kinds: Set[str], *, mixed: bool
-    ) -> list[Blocks] | None:
+    ) -> list[GgufWeight] | None:
         """The blocks of all ``parts``, neighbours of one kind together, if every part is kept as
         blocks of one of ``kinds`` (of the same one, unless ``mixed``); otherwise None. Blocks
         cannot be cut, so there are none of some columns."""
@@ -196,7 +196,7 @@ class Checkpoint:
         for part, kind in zip(parts, of_parts, strict=True):
             self._note(part, kind)
         return [
-            Blocks(kind, _together([self._read_part(part, kind) for _, part in neighbours]))
+            GgufWeight(kind, _together([self._read_part(part, kind) for _, part in neighbours]))
             for kind, neighbours in groupby(zip(of_parts, parts, strict=True), itemgetter(0))
         ]
 

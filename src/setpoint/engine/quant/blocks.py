@@ -18,9 +18,9 @@ from setpoint.core.model import BLOCK_KINDS, INT8_KINDS, W8A8
 from setpoint.engine.kernels.cpu.calls import BlockRowsCall
 from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
-from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
+from setpoint.engine.kernels.ops import GateActivation, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, PanelWeight, interleave
-from setpoint.engine.quant.linear_method import Blocks, PackedWeight
+from setpoint.engine.quant.linear_method import GgufWeight, PackedWeight
 from setpoint.engine.quant.w8a8_int8_cpu import Int8Weight, stored
 
 KINDS = {
@@ -52,10 +52,10 @@ class BlockWeight(PanelWeight):
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: GgufWeight,
         bias: torch.Tensor | None,
         kernels: Kernels,
-        gate: Gate | None = None,
+        gate: GateActivation | None = None,
         *,
         rounded: bool = False,
     ) -> None:
@@ -142,21 +142,25 @@ class BlockLinear:
         self._kernels = kernels
         self.rounds = rounds
 
-    def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
+    def pack(self, blocks: GgufWeight, bias: torch.Tensor | None) -> BlockWeight:
         assert blocks.kind != W8A8, "its rows cannot be looked up"
         return BlockWeight(blocks, bias, self._kernels, rounded=blocks.kind in self.rounds)
 
-    def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
+    def pack_stack(self, stack: Sequence[GgufWeight], bias: torch.Tensor | None) -> PackedWeight:
         if len(stack) == 1:
             return self._pack(stack[0], bias, None)
         heights = [len(blocks.rows) for blocks in stack]
         biases = [None] * len(stack) if bias is None else bias.split(heights)
         return BlockStack([self.pack(*each) for each in zip(stack, biases, strict=True)])
 
-    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> PackedWeight:
+    def pack_gated(
+        self, blocks: GgufWeight, bias: torch.Tensor | None, gate: GateActivation
+    ) -> PackedWeight:
         return self._pack(blocks, bias, gate)
 
-    def _pack(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate | None) -> PackedWeight:
+    def _pack(
+        self, blocks: GgufWeight, bias: torch.Tensor | None, gate: GateActivation | None
+    ) -> PackedWeight:
         if blocks.kind == W8A8:
             return Int8Weight(stored(blocks.rows), bias, self._kernels, gate)
         rounded = blocks.kind in self.rounds

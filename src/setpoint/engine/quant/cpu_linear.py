@@ -14,7 +14,7 @@ import torch
 from setpoint.engine.kernels.cpu.calls import LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.host_memory import in_huge_pages
-from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
+from setpoint.engine.kernels.ops import GateActivation, KernelsUnavailable
 
 PANEL = 32
 """Output columns in a panel (panels.h, kPanel)."""
@@ -23,7 +23,7 @@ GATES = {"silu_mul": 1, "gelu_tanh_mul": 2, "clamped_swiglu_mul": 3}
 """Operation of a gate -> its number in the C++ code (panels.h, Gate)."""
 
 
-def gate_fields(gate: Gate | None) -> dict[str, float]:
+def gate_fields(gate: GateActivation | None) -> dict[str, float]:
     """The fields of a call that name its gate; None: it has none."""
     if gate is None:
         return {}
@@ -43,7 +43,7 @@ class PanelWeight:
         columns: int,
         k: int,
         dtype: torch.dtype,
-        gate: Gate | None = None,
+        gate: GateActivation | None = None,
         blocks: int = 0,
         rounded: bool = False,
     ) -> None:
@@ -124,7 +124,7 @@ class PanelLinear:
         )
 
     def pack_gated(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: GateActivation
     ) -> PanelWeight:
         columns, k = weight.shape
         width = self._kernels.vector_columns

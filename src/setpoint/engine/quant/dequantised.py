@@ -13,12 +13,12 @@ from collections.abc import Callable
 import torch
 
 from setpoint.core.model import BLOCK_KINDS
-from setpoint.engine.quant.linear_method import Blocks
+from setpoint.engine.quant.linear_method import GgufWeight
 
 CHUNK_ROWS = 4096
 
 
-def dequantised(blocks: Blocks, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def dequantised(blocks: GgufWeight, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """The weight [N, K] in this dtype."""
     kind = BLOCK_KINDS[blocks.kind]
     rows, row_bytes = blocks.rows.shape

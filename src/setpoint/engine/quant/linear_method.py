@@ -14,8 +14,8 @@ import torch
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCKS_INT8
-from setpoint.engine.kernels.kernel_registry import Choice, choose, resolve
-from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
+from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose, resolve
+from setpoint.engine.kernels.ops import GateActivation, KernelsUnavailable
 
 
 class PackedWeight(Protocol):
@@ -44,7 +44,7 @@ class LinearMethod(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class Blocks:
+class GgufWeight:
     """A weight [N, K] as a GGUF file stores it (``core.blocksfile``)."""
 
     kind: str
@@ -72,16 +72,18 @@ class BlockMethod(Protocol):
     kinds: Set[str]
     """The kinds of blocks that it takes."""
 
-    def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> PackedRows:
+    def pack(self, blocks: GgufWeight, bias: torch.Tensor | None) -> PackedRows:
         """Take a loaded weight and its bias [N]. The caller drops its own references."""
         ...
 
-    def pack_stack(self, stack: Sequence[Blocks], bias: torch.Tensor | None) -> PackedWeight:
+    def pack_stack(self, stack: Sequence[GgufWeight], bias: torch.Tensor | None) -> PackedWeight:
         """Like ``pack``, for matrices one above the other whose kinds may differ; ``bias`` is that
         of all."""
         ...
 
-    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: Gate) -> PackedWeight:
+    def pack_gated(
+        self, blocks: GgufWeight, bias: torch.Tensor | None, gate: GateActivation
+    ) -> PackedWeight:
         """Like ``GatedMethod.pack_gated``."""
         ...
 
@@ -92,7 +94,7 @@ class GatedMethod(LinearMethod, Protocol):
     products are never stored."""
 
     def pack_gated(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: GateActivation
     ) -> PackedWeight:
         """Like ``pack``, for the stacked weights of gate and up, [2F, K]; calling the result gives
         [T, F].
@@ -124,7 +126,7 @@ PREFERENCE = {
 
 def choose_linear(
     device: torch.device, dtype: torch.dtype, quantization: str | None
-) -> Choice[LinearMethod]:
+) -> ChosenKernel[LinearMethod]:
     """The best method for this device and dtype. quantization: the option of that name; None means
     "unquant". Raises ConfigError if no method exists."""
     key = (device.type, quantization or "unquant")

@@ -11,7 +11,7 @@ import torch
 from setpoint.core.model import BLOCK_KINDS, W8A8
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
-from setpoint.engine.kernels.ops import Gate, KernelsUnavailable
+from setpoint.engine.kernels.ops import GateActivation, KernelsUnavailable
 from setpoint.engine.quant.cpu_linear import PANEL, gate_fields, interleave, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_size
 
@@ -49,7 +49,7 @@ class Int8Weight:
         weight: RoundedWeight,
         bias: torch.Tensor | None,
         kernels: Kernels,
-        gate: Gate | None = None,
+        gate: GateActivation | None = None,
     ) -> None:
         numbers, scales = weight.numbers, weight.scales
         self.columns, self.k, self.dtype = len(numbers), weight.k, weight.dtype
@@ -144,7 +144,9 @@ class Int8Linear:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
         return Int8Weight(rounded(weight, self._kernels), bias, self._kernels)
 
-    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: Gate) -> Int8Weight:
+    def pack_gated(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: GateActivation
+    ) -> Int8Weight:
         return Int8Weight(rounded(weight, self._kernels), bias, self._kernels, gate)
 
 

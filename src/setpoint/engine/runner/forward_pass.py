@@ -13,7 +13,7 @@ import torch
 
 from setpoint.core.request import Ids
 from setpoint.engine.attention.attention_backend import AttentionBatch
-from setpoint.engine.kernels.device import Shared, to_device
+from setpoint.engine.kernels.device import SharedTensor, to_device
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.kv_pool import KVPool
@@ -34,13 +34,13 @@ class Inputs:
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class StepLogits:
     """Results for the S sampling rows. The content of rows after the first S is undefined. On
     another rank than 0 there are only that rank's logits, and no best tokens."""
 
     logits: torch.Tensor
     """[>= S, V]."""
-    best: Shared
+    best: SharedTensor
     """[>= S] int64: ``Ops.best_tokens`` of these logits."""
 
 
@@ -129,13 +129,13 @@ class ForwardPass:
     @torch.inference_mode()
     def answer(
         self, hidden: torch.Tensor, sample_index: torch.Tensor, backends: Backends
-    ) -> Answer:
+    ) -> StepLogits:
         """Logits and best tokens of the sampling rows: hidden [>= T, H], sample_index [S] int32."""
         last = backends.ops.embedding(sample_index, hidden, 1.0)
         logits = self.model.logits(last, backends)
         if backends.group.rank:
-            return Answer(logits, Shared(torch.empty(1, dtype=torch.int64)))
-        return Answer(logits, Shared(backends.ops.best_tokens(logits)))
+            return StepLogits(logits, SharedTensor(torch.empty(1, dtype=torch.int64)))
+        return StepLogits(logits, SharedTensor(backends.ops.best_tokens(logits)))
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
         """Logits that are not part of a step: hidden [S, H] -> [S, V]."""

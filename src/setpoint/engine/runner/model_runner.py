@@ -33,7 +33,7 @@ from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.eager_way import EagerWay
-from setpoint.engine.runner.forward_pass import Answer, ForwardPass
+from setpoint.engine.runner.forward_pass import ForwardPass, StepLogits
 from setpoint.engine.runner.hidden_state_rows import HiddenStateCollector
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooled_rows import Pooled, Pooler
@@ -80,7 +80,7 @@ class Forward:
     plan: StepPlan
     batch: ForwardBatch | None
     """None for a plan without rows."""
-    answer: Answer | None = None
+    answer: StepLogits | None = None
     """None if no row samples, or if so many do that ``sample`` computes the logits in blocks."""
     hidden: torch.Tensor | None = None
     """[S, H]: hidden states of the sampling rows, if ``sample`` computes the logits."""

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS
-from setpoint.engine.kernels.device import Shared, to_device
+from setpoint.engine.kernels.device import SharedTensor, to_device
 from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch
-from setpoint.engine.runner.forward_pass import Answer, ForwardPass, Inputs
+from setpoint.engine.runner.forward_pass import ForwardPass, Inputs, StepLogits
 from setpoint.engine.runner.way import Ran
 
 
@@ -37,7 +37,7 @@ class ReplayWay:
         size = self._max_tokens = CAPTURED_TOKENS
         self._max_samples = min(size, LOGITS_ROWS)
         self._slots, self._kv_lens, self._cu_q, self._index = (
-            Shared(torch.zeros(length, dtype=torch.int32, device=forward_pass.device))
+            SharedTensor(torch.zeros(length, dtype=torch.int32, device=forward_pass.device))
             for length in (size, size, size + 1, self._max_samples)
         )
         self._record()
@@ -91,7 +91,7 @@ class ReplayWay:
         with recorder.recording():
             self._max_gathered = self._backends.data.num_gathered(size)
             self._hidden = self._pass.hidden(inputs, self._backends)
-        self._answer: Answer | None = None
+        self._answer: StepLogits | None = None
         self.why_eager_head = ""
         """Why the recording does not include the logits; empty if it does, or if the model has no
         logits."""

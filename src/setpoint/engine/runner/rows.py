@@ -17,7 +17,7 @@ from setpoint.core.failures import log_failure
 from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.kernels.device import Shared
+from setpoint.engine.kernels.device import SharedTensor
 from setpoint.engine.sampling.columns import (
     SLOT_DTYPE,
     SamplingRows,
@@ -46,10 +46,12 @@ class SlotTable:
         self.max_slots = max_slots
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
-        self.ids = Shared(torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device))
+        self.ids = SharedTensor(
+            torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device)
+        )
         """[slots + 1, context + 1]: token ids; undefined beyond a slot's length. Written by admit
         (host) and append (device)."""
-        self.pages = Shared(
+        self.pages = SharedTensor(
             torch.zeros(
                 num_groups * (size + 1),
                 -(-context_len // page_size),
@@ -159,7 +161,7 @@ class SlotTable:
         self.ids.put(np.repeat(slots, counts), np.arange(len(ids)) + np.repeat(begins, counts), ids)
         lengths[slots] += counts
 
-    def append(self, slots: Ids, ids: Shared, offsets: Ids) -> None:
+    def append(self, slots: Ids, ids: SharedTensor, offsets: Ids) -> None:
         """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
         ``ids`` [>= offsets[S]] stays on the device.
 
@@ -184,7 +186,7 @@ class SlotTable:
             old = getattr(self, name).tensor.view(num_tables, len(self.columns) + 1, -1)
             new = old.new_zeros(num_tables, size + 1, old.shape[2])
             new[:, : len(self.columns)] = old[:, :-1]
-            setattr(self, name, Shared(new.flatten(0, 1)))
+            setattr(self, name, SharedTensor(new.flatten(0, 1)))
         self.columns = np.concatenate(
             (self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE))
         )

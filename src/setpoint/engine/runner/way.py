@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from setpoint.engine.runner.batch import ForwardBatch
-from setpoint.engine.runner.forward_pass import Answer
+from setpoint.engine.runner.forward_pass import StepLogits
 
 
 class Way(Protocol):
@@ -56,5 +56,5 @@ class Ran:
     """The way that ran, which is not always the one that was called."""
     hidden: torch.Tensor
     """[>= T, H]."""
-    answer: Answer | None
+    answer: StepLogits | None
     """None if logits were not wanted."""

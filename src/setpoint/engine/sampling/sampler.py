@@ -17,7 +17,7 @@ import torch
 
 from setpoint.core.plan import TokenMasks
 from setpoint.core.request import Ids
-from setpoint.engine.kernels.device import Shared, to_device
+from setpoint.engine.kernels.device import SharedTensor, to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.distribution import distribution
@@ -31,7 +31,7 @@ from setpoint.engine.sampling.random import uniform
 class Sampled:
     """Sampled tokens, still on the device."""
 
-    ids: Shared
+    ids: SharedTensor
     """[>= S] int64; -1 where the logits were not finite."""
     logprobs: Logprobs | None
     """Logprobs of the rows that want them, in row order."""
@@ -74,7 +74,7 @@ def sample(
         else None
     )
     facts = token_facts(edited, ids, rows, ops, peek=peek) if rows.columns["facts"].any() else []
-    return Sampled(Shared(ids), logprobs, facts)
+    return Sampled(SharedTensor(ids), logprobs, facts)
 
 
 def _effective_masks(
@@ -109,7 +109,7 @@ def concatenate(blocks: Sequence[Sampled]) -> Sampled:
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
     begins = accumulate((len(block.ids.tensor) for block in blocks), initial=0)
     return Sampled(
-        Shared(torch.cat([block.ids.tensor for block in blocks])),
+        SharedTensor(torch.cat([block.ids.tensor for block in blocks])),
         concatenate_logprobs(logprobs) if logprobs else None,
         concatenate_facts(
             [(begin, block.facts) for begin, block in zip(begins, blocks, strict=False)]

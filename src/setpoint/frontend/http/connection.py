@@ -24,7 +24,7 @@ from setpoint.frontend.arrival import ARRIVED_AT, IN_SCOPE, Arrival
 from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.access import log_access
 from setpoint.frontend.http.crowd import Crowd
-from setpoint.frontend.http.pace import Pace, Rank
+from setpoint.frontend.http.pace import TurnLimiter, Urgency
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
 
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
         self,
         *,
         errors: Errors,
-        pace: Pace,
+        pace: TurnLimiter,
         drain: Drain,
         crowd: Crowd,
         unread: Unread,
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         wrapped = app if cycle.keep_alive else self._ending(app, cycle)
         start = partial(super()._start_asgi_task, cycle, wrapped)
         if self._pace.can_wait(cycle.scope["method"], cycle.scope["path"]):
-            self._pace.call(start, Rank.REQUEST)
+            self._pace.call(start, Urgency.REQUEST)
         else:
             start()
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.http.dialect import Dialects
-from setpoint.frontend.http.routes import Advice
+from setpoint.frontend.http.routes import RouteHints
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.refusal import Refusal, refusal_of
 
@@ -54,7 +54,7 @@ class ErrorHandlers:
     def __init__(self, dialects: Dialects) -> None:
         self._dialects = dialects
         aliases = {path: route for each in dialects.all for path, route in each.aliases.items()}
-        self._advice = Advice([each.prefix for each in dialects.all], aliases)
+        self._advice = RouteHints([each.prefix for each in dialects.all], aliases)
 
     def install(self, app: FastAPI) -> None:
         app.add_exception_handler(RequestError, self._on_refusal)

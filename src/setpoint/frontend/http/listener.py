@@ -10,7 +10,7 @@ from asyncio import BaseProtocol, Task
 from collections.abc import Callable
 from functools import partial
 
-from setpoint.frontend.http.pace import Pace, Rank
+from setpoint.frontend.http.pace import TurnLimiter, Urgency
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Listener:
     uvicorn it is an ``asyncio.Server``."""
 
     def __init__(
-        self, sock: socket.socket, make_protocol: Callable[[], BaseProtocol], pace: Pace
+        self, sock: socket.socket, make_protocol: Callable[[], BaseProtocol], pace: TurnLimiter
     ) -> None:
         """sock: bound; its owner closes it. Made inside the running loop. Raises OSError if the
         address is already listened on."""
@@ -71,7 +71,7 @@ class Listener:
                 return
             sock.setblocking(False)
             self._held.add(sock)
-            rank = Rank.CONNECTION if self._can_wait(sock) else Rank.URGENT
+            rank = Urgency.CONNECTION if self._can_wait(sock) else Urgency.URGENT
             self._pace.call(partial(self._open, sock), rank)
 
     def _can_wait(self, sock: socket.socket) -> bool:

@@ -13,7 +13,7 @@ PER_TURN = 8
 """Most calls in one turn. To prepare a short prompt takes some 0.5 ms."""
 
 
-class Rank(enum.IntEnum):
+class Urgency(enum.IntEnum):
     """The order of work. Requests come before new connections, so that the engine gets its first
     prompts before the last connection of a burst is open."""
 
@@ -22,14 +22,16 @@ class Rank(enum.IntEnum):
     CONNECTION = 2
 
 
-class Pace:
+class TurnLimiter:
     """Calls what it is given: at once if the present turn has room, otherwise in a later one, by
     rank and then in order."""
 
     def __init__(self, urgent: Set[str]) -> None:
         """urgent: paths whose requests never wait, although they have a body."""
         self._urgent = urgent
-        self._waiting: dict[Rank, deque[Callable[[], object]]] = {rank: deque() for rank in Rank}
+        self._waiting: dict[Urgency, deque[Callable[[], object]]] = {
+            rank: deque() for rank in Urgency
+        }
         self._room = PER_TURN
         self._is_counting = False
         """Whether the end of the present turn will be noticed."""
@@ -38,7 +40,7 @@ class Pace:
         """Whether a request probably has a prompt, which takes time to prepare."""
         return method in ("POST", "PUT") and path not in self._urgent
 
-    def call(self, function: Callable[[], object], rank: Rank) -> None:
+    def call(self, function: Callable[[], object], rank: Urgency) -> None:
         if self._room:
             self._room -= 1
             function()

@@ -13,7 +13,7 @@ from setpoint.core.excerpt import excerpt
 _SHOWN_CHARS = 100
 
 
-class Advice:
+class RouteHints:
     """prefixes: beginnings of paths that people leave out or write twice. aliases: path of another
     API -> the route here that does the same."""
 

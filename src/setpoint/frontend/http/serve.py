@@ -18,7 +18,7 @@ from setpoint.frontend.drain import Drain
 from setpoint.frontend.http.connection import Connection, Errors
 from setpoint.frontend.http.crowd import Crowd, most_for_clients
 from setpoint.frontend.http.listener import Listener
-from setpoint.frontend.http.pace import Pace
+from setpoint.frontend.http.pace import TurnLimiter
 from setpoint.frontend.http.port import cannot_listen
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
@@ -49,9 +49,9 @@ class Server(uvicorn.Server):
         most: int | None = None,
         where: str = MAIN,
     ) -> None:
-        """unread: notes the answers that clients do not read. urgent: see ``Pace``. most: how many
-        connections may be open; None: as many as the process can have. where: the port, for the
-        log."""
+        """unread: notes the answers that clients do not read. urgent: see ``TurnLimiter``. most:
+        how many connections may be open; None: as many as the process can have. where: the port,
+        for the log."""
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._errors = errors
@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         """Begin to listen. Raises ConfigError if another program has bound the same address and
         listened first."""
         await super().startup(sockets=[])
-        pace = Pace(urgent=self._urgent)
+        pace = TurnLimiter(urgent=self._urgent)
         make = partial(
             Connection,
             errors=self._errors,

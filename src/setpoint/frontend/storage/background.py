@@ -35,7 +35,7 @@ RETRY_S = 5.0
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Everything from which a response is computed."""
 
     body: dict[str, Any]
@@ -55,7 +55,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The document of a response."""
 
     id: str
-    asked: Asked
+    asked: ResponseInputs
     response: dict[str, Any]
     """The response as the API shows it."""
     num_tries: int = 1

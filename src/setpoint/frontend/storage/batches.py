@@ -15,7 +15,7 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.storage.documents import Documents, new_id
-from setpoint.frontend.storage.files import FileStore
+from setpoint.frontend.storage.files import UploadStore
 
 KIND, PREFIX = "batch", "batch_"
 MAX_BATCHES = 1000
@@ -72,7 +72,7 @@ class BatchBook:
         self,
         folder: Path,
         documents: Documents,
-        files: FileStore,
+        files: UploadStore,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:

@@ -23,7 +23,7 @@ _PART = ".part"
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Limits:
+class UploadLimits:
     """Limits of what clients may upload. What batches write counts, but is never refused."""
 
     file_bytes: int = 512 << 20
@@ -45,7 +45,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """When the file is deleted; None: never."""
 
 
-class FileStore:
+class UploadStore:
     """Used on the event loop only."""
 
     def __init__(
@@ -53,7 +53,7 @@ class FileStore:
         folder: Path,
         documents: Documents,
         *,
-        limits: Limits,
+        limits: UploadLimits,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Read what an earlier server has stored, and remove its unfinished uploads. folder: the
@@ -174,7 +174,7 @@ class Upload:
     """A file that is being written; a context manager whose exit removes it unless it was finished.
     Enter and leave it on the event loop."""
 
-    def __init__(self, store: FileStore, file_id: str, max_bytes: int | None) -> None:
+    def __init__(self, store: UploadStore, file_id: str, max_bytes: int | None) -> None:
         self.num_bytes = 0
         self._store = store
         self._id = file_id

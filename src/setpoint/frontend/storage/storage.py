@@ -11,12 +11,16 @@ from setpoint.core.errors import ConfigError, RequestError
 from setpoint.frontend.storage.background import BackgroundBook
 from setpoint.frontend.storage.batches import BatchBook
 from setpoint.frontend.storage.documents import Documents
-from setpoint.frontend.storage.files import FileStore, Limits
+from setpoint.frontend.storage.files import UploadLimits, UploadStore
 
 
 class Storage:
     def __init__(
-        self, path: Path, *, limits: Limits | None = None, now: Callable[[], float] = time.time
+        self,
+        path: Path,
+        *,
+        limits: UploadLimits | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         """Open or create the folder; only its owner can read it. Raises ConfigError if it cannot be
         used."""
@@ -36,7 +40,9 @@ class Storage:
             )
         self._documents = Documents(path)
         try:
-            self.files = FileStore(files, self._documents, limits=limits or Limits(), now=now)
+            self.files = UploadStore(
+                files, self._documents, limits=limits or UploadLimits(), now=now
+            )
             self.batches = BatchBook(batches, self._documents, self.files, now=now)
             self.background = BackgroundBook(responses, self._documents)
         except ConfigError:

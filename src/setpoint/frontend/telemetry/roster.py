@@ -30,8 +30,8 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
     dp_rank: int | None = None
     """The rank of its engine, if the server has several."""
     why: str | None = None
-    """Why it waits: "grammar", "paused", "engine" (none is ready), or a ``core.records.Refusal``
-    (for those behind the head of the queue, "blocked")."""
+    """Why it waits: "grammar", "paused", "engine" (none is ready), or a
+    ``core.records.AdmissionRefusal`` (for those behind the head of the queue, "blocked")."""
     place: int | None = None
     """Its place in the queue, from 1."""
     prompt: int = 0

@@ -43,7 +43,7 @@ REST_S = 30.0
 
 
 @dataclass(slots=True)
-class Life:
+class WatchedEngine:
     """What is known of one engine."""
 
     line: EngineLine
@@ -87,7 +87,7 @@ def _end(moment: Moment) -> float:
     return moment.at + moment.seconds
 
 
-Seen = Sequence[tuple[Life, Sequence[Moment]]]
+Seen = Sequence[tuple[WatchedEngine, Sequence[Moment]]]
 """Engines, in the order of ranks, and some of the moments of each."""
 
 
@@ -98,7 +98,7 @@ class Examined:
     diagnosis: Diagnosis
     moments: Sequence[Moment]
     """The moments that the diagnosis is about; with several engines, what they did together."""
-    lives: Sequence[Life]
+    lives: Sequence[WatchedEngine]
 
 
 class Doctor(Protocol):
@@ -106,7 +106,7 @@ class Doctor(Protocol):
         """Judge these moments of a server's engines. Called in a thread."""
         ...
 
-    def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
+    def limits_of(self, life: WatchedEngine, moments: Sequence[Moment]) -> list[str | None]:
         """The limit that binds in each of these moments; None for a moment whose limit is
         unknown."""
         ...
@@ -122,7 +122,7 @@ class Watch:
         self.news = LimitNews()
         self.lanes: dict[int | None, Lane] = {None: Lane()}
         """None: the whole server; and one for each rank, if there are several."""
-        self._lives: dict[int, Life] = {}
+        self._lives: dict[int, WatchedEngine] = {}
         """Rank -> its latest engine."""
         self._num_followers = 0
         self._awake = asyncio.Event()
@@ -207,12 +207,12 @@ class Watch:
             life = self._lives.get(line.rank)
             # One that is loading is not known yet; until it is ready, the one before is the latest.
             if line.life.facts and (life is None or life.line is not line):
-                self._lives[line.rank] = Life(line)
+                self._lives[line.rank] = WatchedEngine(line)
         await asyncio.gather(*map(self._ask, self._lives.values()))
         if len(self._lives) > 1:
             self._add_up()
 
-    async def _ask(self, life: Life) -> None:
+    async def _ask(self, life: WatchedEngine) -> None:
         try:
             answer = await life.line.get_moments(life.next, timeout_s=ANSWER_S)
         except (EngineDeadError, RequestError) as error:

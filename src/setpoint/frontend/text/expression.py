@@ -43,12 +43,12 @@ class Anchor:
 
 
 @dataclass(slots=True, frozen=True)
-class Sequence:
+class Concatenation:
     parts: list[Part]
 
 
 @dataclass(slots=True, frozen=True)
-class Choice:
+class Alternation:
     parts: list[Part]
 
 
@@ -60,7 +60,7 @@ class Repeat:
     """None: any number."""
 
 
-Part = Character | Anchor | Sequence | Choice | Repeat
+Part = Character | Anchor | Concatenation | Alternation | Repeat
 
 
 class RefusedExpression(Exception):
@@ -104,14 +104,14 @@ class _Reader:
         parts = [self._sequence(flags)]
         while self._next("|"):
             parts.append(self._sequence(flags))
-        return parts[0] if len(parts) == 1 else Choice(parts)
+        return parts[0] if len(parts) == 1 else Alternation(parts)
 
     def _sequence(self, flags: int) -> Part:
         parts: list[Part] = []
         while True:
             self._skip(flags)
             if self._at == len(self._text) or self._text[self._at] in "|)":
-                return Sequence(parts)
+                return Concatenation(parts)
             part = self._item(flags)
             if part is not None:
                 parts.append(self._repeated(part, flags))

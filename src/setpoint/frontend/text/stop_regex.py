@@ -229,12 +229,12 @@ class _Builder:
             case tree.Anchor(where):
                 self._pattern.has_anchors = True
                 return _Part(empty=frozenset((where,)))
-            case tree.Sequence(parts):
+            case tree.Concatenation(parts):
                 whole = _Part()
                 for each in parts:
                     whole = self._joined(whole, self.part(each))
                 return whole
-            case tree.Choice(parts):
+            case tree.Alternation(parts):
                 made = [self.part(each) for each in parts]
                 return _Part(
                     frozenset().union(*(each.first for each in made)),

@@ -9,10 +9,10 @@ import msgspec
 
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.frontend.text.template import ChatTemplate
-from setpoint.sandbox.limits import Limits
+from setpoint.sandbox.process_limits import ProcessLimits
 from setpoint.sandbox.worker import serve
 
-LIMITS = Limits(cpu_s=2.0, memory_bytes=512 << 20)
+LIMITS = ProcessLimits(cpu_s=2.0, memory_bytes=512 << 20)
 """CPU time for one conversation, or to compile the template. Ten thousand messages take some tenths
 of a second."""
 MAX_PROMPT_BYTES = 16 << 20

@@ -15,7 +15,7 @@ from dataclasses import replace as with_fields
 
 import msgspec
 
-from setpoint.config.placement import Place
+from setpoint.config.placement import RankPlacement
 from setpoint.launch.job import EngineJob
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
@@ -55,7 +55,7 @@ def bound(job: EngineJob, rank: int) -> EngineJob:
     return msgspec.structs.replace(job, config=with_fields(config, options=options))
 
 
-def bind(place: Place) -> None:
+def bind(place: RankPlacement) -> None:
     """Bind all threads of this process. What cannot be bound is logged: a rank computes the same
     anywhere, only slower."""
     try:

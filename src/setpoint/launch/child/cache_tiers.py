@@ -40,7 +40,7 @@ from setpoint.engine.executor.rank_moves import RankedMover
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.page_rows import PageRows
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.launch.child.storages import Opener
 from setpoint.scheduler.tiers import Tiers, TierTotals
 from setpoint.tiers.identity import TierIdentity, TierOperator
@@ -81,13 +81,13 @@ class CacheTiers:
     def __init__(
         self,
         setup: TierSetup,
-        computation: Computation,
+        computation: ComputationIdentity,
         runner: ModelRunner,
         rank: int,
         post: Callable[[Found | Moved], object],
         files: Identities,
     ) -> None:
-        """files: ``Computation.noted_weights`` from before the weights were loaded. Raises
+        """files: ``ComputationIdentity.noted_weights`` from before the weights were loaded. Raises
         ConfigError if the storage cannot be used."""
         self._setup, self._computation = setup, computation
         self._runner, self._rank = runner, rank
@@ -169,7 +169,7 @@ class CacheTiers:
             place="" if self.storage is None else self.storage.place,
             has_tier=bool(self.mover.tiers),
             off="; ".join(off),
-            is_thrifty=tiers is not None and tiers.is_thrifty,
+            saves_selectively=tiers is not None and tiers.saves_selectively,
             num_blocks=num_blocks,
             num_bytes=num_bytes,
             loaded_tokens=totals.loaded_tokens,
@@ -284,7 +284,7 @@ class CacheTiers:
 
 def open_tiers(
     setup: TierSetup | None,
-    computation: Computation,
+    computation: ComputationIdentity,
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Found | Moved], object],
@@ -310,7 +310,7 @@ class LateTiers:
     def __init__(
         self,
         setup: TierSetup,
-        computation: Computation,
+        computation: ComputationIdentity,
         runner: ModelRunner,
         operator: Operator,
         rank: int,
@@ -339,7 +339,7 @@ class LateTiers:
 
 
 def rank_facts(
-    computation: Computation, weight_version: str, runner: ModelRunner, rank: int
+    computation: ComputationIdentity, weight_version: str, runner: ModelRunner, rank: int
 ) -> dict[str, str]:
     """Everything that decides which bits a rank writes for a token, and in which layout."""
     facts, layout, report = computation.facts(), runner.pool.layout, runner.report

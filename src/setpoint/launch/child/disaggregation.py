@@ -25,7 +25,7 @@ from setpoint.handover.identity import Identity
 from setpoint.handover.mover_thread import MoverThread
 from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class HandoverSetup:
 class Sides:
     """The side of handovers that a rank of an engine is on."""
 
-    computation: Computation
+    computation: ComputationIdentity
     tp_rank: int
     giver: RoomGiver | None = None
     taker: RoomTaker | None = None
@@ -80,7 +80,7 @@ class Handovers:
 
 def open_handovers(
     setup: HandoverSetup | None,
-    computation: Computation,
+    computation: ComputationIdentity,
     runner: ModelRunner,
     others: OtherRanks | None,
     post: Callable[[Posted], None],
@@ -112,7 +112,7 @@ def ranks_of(
 
 def sides_of(
     setup: HandoverSetup,
-    computation: Computation,
+    computation: ComputationIdentity,
     runner: ModelRunner,
     post: Callable[[Any], object],
     at_end: ExitStack,
@@ -155,7 +155,7 @@ def sides_of(
     return Sides(computation, tp_rank, giver=giver)
 
 
-def peer_identity(computation: Computation, tp_rank: int = 0) -> Identity:
+def peer_identity(computation: ComputationIdentity, tp_rank: int = 0) -> Identity:
     facts = {name: each for name, each in computation.facts().items() if name not in IRRELEVANT}
     if computation.is_dummy:
         facts["--random-seed"] = str(computation.engine.seed)
@@ -170,7 +170,7 @@ class LateSides:
     def __init__(
         self,
         setup: HandoverSetup,
-        computation: Computation,
+        computation: ComputationIdentity,
         runner: ModelRunner,
         operator: Operator,
         at_end: ExitStack,

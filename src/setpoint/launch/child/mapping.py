@@ -14,7 +14,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.launch.child.cache_tiers import TierSetup
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.launch.child.disaggregation import HandoverSetup
 from setpoint.launch.job import EngineJob
 from setpoint.launch.settings import tier_config
@@ -61,8 +61,10 @@ def engine_config(
     )
 
 
-def computation_of(job: EngineJob) -> Computation:
-    return Computation(engine_config(job.config, job.spec, job.folder), job.config.options.parallel)
+def computation_of(job: EngineJob) -> ComputationIdentity:
+    return ComputationIdentity(
+        engine_config(job.config, job.spec, job.folder), job.config.options.parallel
+    )
 
 
 def tier_setup(job: EngineJob) -> TierSetup | None:

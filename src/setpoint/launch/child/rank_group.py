@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from setpoint.config.groups.parallel import ParallelOptions
-from setpoint.config.nodes import meeting_place, ranks_of_nodes
+from setpoint.config.nodes import ranks_of_nodes, rendezvous_address
 from setpoint.core.progress import report
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 from setpoint.engine.kernels.cpu.rank_memory import SharedMemoryGroup
@@ -27,15 +27,15 @@ from setpoint.engine.parallel.distributed_group import (
 )
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.parallel.shared_tokens import SharedMemoryDataRanks
-from setpoint.launch.child.computation import Computation
-from setpoint.launch.child.rendezvous import Meeting, NotMet, join, own_host, peer
+from setpoint.launch.child.computation_identity import ComputationIdentity
+from setpoint.launch.child.rendezvous import Rendezvous, RendezvousFailed, join, own_host, peer
 from setpoint.launch.lockstep_memory import mapped, ring
 from setpoint.launch.ranks import RankProcesses
 
 LOOPBACK = "127.0.0.1"
 
 
-class Store(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StoreAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Rank 0 tells another rank where its store is."""
 
     port: int
@@ -44,10 +44,10 @@ class Store(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Store).decode
+_decode = msgspec.msgpack.Decoder(StoreAddress).decode
 
 
-def shares_memory(computation: Computation) -> bool:
+def shares_memory(computation: ComputationIdentity) -> bool:
     """Whether the ranks exchange through shared memory."""
     return computation.parallel.nnodes == 1 and computation.engine.device == "cpu"
 
@@ -63,14 +63,14 @@ class Peers:
 
 
 def peers_of(
-    computation: Computation,
+    computation: ComputationIdentity,
     ranks: RankProcesses | None,
     inherited: Sequence[int],
     rank: int,
     at_end: ExitStack,
 ) -> Peers:
     """Rank 0's side, once all have joined. ranks: those on this node. inherited: see
-    ``lockstep_memory``. rank: the engine's among these. Raises NotMet."""
+    ``lockstep_memory``. rank: the engine's among these. Raises RendezvousFailed."""
     others = other_ranks(computation, ranks, at_end)
     if not inherited:
         return Peers(others, None)
@@ -79,7 +79,7 @@ def peers_of(
 
 
 def other_ranks(
-    computation: Computation, ranks: RankProcesses | None, at_end: ExitStack
+    computation: ComputationIdentity, ranks: RankProcesses | None, at_end: ExitStack
 ) -> OtherRanks | None:
     parallel = computation.parallel
     if parallel.ranks_per_engine == 1:
@@ -91,31 +91,33 @@ def other_ranks(
     return OtherRanks(group, ranks.links, num_sharing=parallel.tp_size)
 
 
-def _connected(computation: Computation, links: list[Connection], at_end: ExitStack) -> OtherRanks:
+def _connected(
+    computation: ComputationIdentity, links: list[Connection], at_end: ExitStack
+) -> OtherRanks:
     """The ranks that exchange through torch.distributed. links: to those on this node."""
     parallel, device = computation.parallel, computation.engine.device
-    host, meeting = LOOPBACK, None
+    host, rendezvous = LOOPBACK, None
     if parallel.nnodes > 1:
-        meeting = _meeting(computation)
-        at_end.callback(meeting.close)
-        report(f"waiting for {meeting.missing}")
-        remote = meeting.wait(parallel.dist_timeout)
+        rendezvous = _rendezvous(computation)
+        at_end.callback(rendezvous.close)
+        report(f"waiting for {rendezvous.missing}")
+        remote = rendezvous.wait(parallel.dist_timeout)
         host = own_host(remote[0])
         links = [*links, *remote]
-        meeting.watch_links()
+        rendezvous.watch_links()
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_limit(parallel))
     for link in links:
-        link.send_bytes(_encode(Store(store.port, host)))
+        link.send_bytes(_encode(StoreAddress(store.port, host)))
     group = _connect(computation, store, 0, host)
     num_sharing = parallel.ranks_per_node if device == "cpu" else 1
     return OtherRanks(group, links, num_sharing=num_sharing)
 
 
-def _meeting(computation: Computation) -> Meeting:
+def _rendezvous(computation: ComputationIdentity) -> Rendezvous:
     parallel, facts = computation.parallel, computation.facts()
     nodes = ranks_of_nodes(parallel.tp_size, parallel.nnodes)
-    place = meeting_place(parallel)
-    return Meeting(
+    place = rendezvous_address(parallel)
+    return Rendezvous(
         place,
         {rank: node for node, of_node in enumerate(nodes) if node for rank in of_node},
         facts=facts,
@@ -124,11 +126,12 @@ def _meeting(computation: Computation) -> Meeting:
     )
 
 
-def join_node_0(computation: Computation, rank: int) -> tuple[Connection, int]:
-    """The link of a rank on another node to rank 0, and the seed of the weights. Raises NotMet."""
+def join_node_0(computation: ComputationIdentity, rank: int) -> tuple[Connection, int]:
+    """The link of a rank on another node to rank 0, and the seed of the weights. Raises
+    RendezvousFailed."""
     parallel = computation.parallel
     return join(
-        meeting_place(parallel),
+        rendezvous_address(parallel),
         rank=rank,
         node=parallel.node_rank,
         facts=computation.facts(),
@@ -137,16 +140,18 @@ def join_node_0(computation: Computation, rank: int) -> tuple[Connection, int]:
     )
 
 
-def own_group(computation: Computation, link: Connection, memory: mmap.mmap, rank: int) -> Group:
+def own_group(
+    computation: ComputationIdentity, link: Connection, memory: mmap.mmap, rank: int
+) -> Group:
     """Another rank's side. link: to rank 0. memory: what the ranks of this node share. Raises
-    NotMet."""
+    RendezvousFailed."""
     parallel = computation.parallel
     if shares_memory(computation):
         return SharedMemoryGroup(memory, rank, parallel.tp_size)
     try:
         found = _decode(link.recv_bytes())
     except (EOFError, OSError):
-        raise NotMet("Node 0 has ended before all ranks had joined.") from None
+        raise RendezvousFailed("Node 0 has ended before all ranks had joined.") from None
     is_here = parallel.node_rank == 0
     host, own = (found.host, found.host) if is_here else (peer(link), own_host(link))
     store = _or_not_met(
@@ -155,7 +160,7 @@ def own_group(computation: Computation, link: Connection, memory: mmap.mmap, ran
     return _connect(computation, store, rank, own)
 
 
-def _connect(computation: Computation, store: dist.Store, rank: int, host: str) -> Group:
+def _connect(computation: ComputationIdentity, store: dist.Store, rank: int, host: str) -> Group:
     """host: of this process, as the other ranks reach it."""
     device, parallel = torch.device(computation.engine.device), computation.parallel
     size, timeout_s = parallel.tp_size, float(parallel.dist_timeout)
@@ -173,7 +178,7 @@ def _or_not_met(connect: Callable[[], object]) -> object:
     try:
         return connect()
     except RuntimeError as error:  # torch's own exceptions are of this type
-        raise NotMet(
+        raise RendezvousFailed(
             f"The ranks cannot reach each other: {str(error).partition(chr(10))[0]}"
         ) from None
 

@@ -19,18 +19,18 @@ from setpoint.core.errors import SetpointError
 from setpoint.engine.executor.build_runner import build_runner
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.profiling import Profiler
-from setpoint.engine.executor.tensor_parallel import Loaded, Refused, encode, follow
+from setpoint.engine.executor.tensor_parallel import Loaded, RankRefused, encode, follow
 from setpoint.engine.parallel.group import Group, GroupLost
 from setpoint.launch.child.binding import bound
 from setpoint.launch.child.cache_tiers import LateTiers
-from setpoint.launch.child.computation import Computation
+from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.launch.child.disaggregation import LateSides
 from setpoint.launch.child.engine_process import end_with_parent
 from setpoint.launch.child.loading import device_bytes, log_weights
 from setpoint.launch.child.low_priority import at_low_priority
 from setpoint.launch.child.mapping import computation_of, handover_setup, tier_setup
 from setpoint.launch.child.rank_group import join_node_0, own_group
-from setpoint.launch.child.rendezvous import NotMet, watch
+from setpoint.launch.child.rendezvous import RendezvousFailed, watch
 from setpoint.launch.heartbeat import write_stacks_when_asked
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.ranks import MEMORY_BYTES
@@ -71,7 +71,7 @@ def run(job: EngineJob, link: Connection, memory: mmap.mmap, rank: int) -> int:
             logger.info("Rank %d has joined node 0 and waits for the other ranks.", rank)
         group = own_group(computation, link, memory, rank)
         return _take_part(job, computation, group, link)
-    except NotMet as error:
+    except RendezvousFailed as error:
         logger.error("%s", error)
     except GroupLost as error:
         time.sleep(STEP_S)  # rank 0 may say more about it, and end this process
@@ -92,14 +92,16 @@ def _end_late(why: str) -> None:
     os._exit(1)
 
 
-def _take_part(job: EngineJob, computation: Computation, group: Group, link: Connection) -> int:
+def _take_part(
+    job: EngineJob, computation: ComputationIdentity, group: Group, link: Connection
+) -> int:
     config, files = computation.engine, computation.noted_weights()
     available = device_bytes(config.device)
     try:
         build = partial(build_runner, config, group)
         runner = at_low_priority(build) if job.is_standby else build()
     except SetpointError as error:
-        link.send_bytes(encode(Refused(str(error))))
+        link.send_bytes(encode(RankRefused(str(error))))
         return 1
     log_weights(runner, config.spec, device_bytes(config.device))
     report = runner.report

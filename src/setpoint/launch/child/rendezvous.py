@@ -45,7 +45,7 @@ lives, until it counts as lost."""
 logger = logging.getLogger(__name__)
 
 
-class NotMet(SetpointError):
+class RendezvousFailed(SetpointError):
     """The ranks have not met; the message says which, where and why."""
 
 
@@ -71,17 +71,17 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seed: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class JoinRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_challenge = msgspec.msgpack.Decoder(Challenge).decode
 _decode_join = msgspec.msgpack.Decoder(Join).decode
-_decode_answer = msgspec.msgpack.Decoder(Welcome | Refused).decode
+_decode_answer = msgspec.msgpack.Decoder(Welcome | JoinRefused).decode
 
 
-class Meeting:
+class Rendezvous:
     """Node 0's side. It listens until it is closed, so that a rank that comes too late or twice is
     told so."""
 
@@ -94,8 +94,8 @@ class Meeting:
         seed: int,
         secret: str | None,
     ) -> None:
-        """nodes: rank -> its node, for each rank that has to join. Raises NotMet if the address
-        cannot be listened on."""
+        """nodes: rank -> its node, for each rank that has to join. Raises RendezvousFailed if the
+        address cannot be listened on."""
         self._place = _written(address)
         self._nodes = nodes
         self._facts = facts
@@ -117,8 +117,8 @@ class Meeting:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self, timeout_s: float) -> list[Connection]:
-        """The links of the ranks, in order, once all have joined. Raises NotMet with the missing
-        ones after ``timeout_s``."""
+        """The links of the ranks, in order, once all have joined. Raises RendezvousFailed with the
+        missing ones after ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._links) == len(self._nodes), timeout_s)
             missing = self.missing
@@ -130,7 +130,7 @@ class Meeting:
             + (f" {refused}" if refused else "")
         )
         logger.error("%s", reason)  # a server that starts its engine again does not say why
-        raise NotMet(reason)
+        raise RendezvousFailed(reason)
 
     @property
     def missing(self) -> str:
@@ -197,7 +197,7 @@ class Meeting:
             reason = self._why_not(join, nonce, host)
             if reason:
                 logger.warning("Refused a rank from %s: %s", host, reason)
-                link.send_bytes(_encode(Refused(reason)))
+                link.send_bytes(_encode(JoinRefused(reason)))
                 link.close()
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             logger.warning(
@@ -256,29 +256,33 @@ def join(
     timeout_s: float,
 ) -> tuple[Connection, int]:
     """A rank's side: join node 0 at the address. Returns the link and the seed of the weights.
-    Raises NotMet with the reason if that fails, after ``timeout_s`` if nobody answers."""
+    Raises RendezvousFailed with the reason if that fails, after ``timeout_s`` if nobody answers."""
     link, first = _challenged(address, timeout_s)
     try:
         challenge = _decode_challenge(first)
         if challenge.name != NAME:
-            raise NotMet(f"{_written(address)} speaks {challenge.name!r}, and this node {NAME!r}.")
+            raise RendezvousFailed(
+                f"{_written(address)} speaks {challenge.name!r}, and this node {NAME!r}."
+            )
         nonce = new_bytes()
         key = key_for(USE, secret or "")
         own = proof(key, RANK, nonce, challenge.nonce)
         link.send_bytes(_encode(Join(nonce, own, rank, node, dict(facts))))
         answer = _decode_answer(link.recv_bytes(MAX_BYTES))
-        if isinstance(answer, Refused):
-            raise NotMet(f"Node 0 ({_written(address)}) refuses rank {rank}: {answer.reason}")
+        if isinstance(answer, JoinRefused):
+            raise RendezvousFailed(
+                f"Node 0 ({_written(address)}) refuses rank {rank}: {answer.reason}"
+            )
         if not is_proof(answer.proof, key, NODE_0, challenge.nonce, nonce):
-            raise NotMet(f"{_written(address)} does not know --dist-secret.")
+            raise RendezvousFailed(f"{_written(address)} does not know --dist-secret.")
         _keep_alive(link)
     except (OSError, EOFError, msgspec.MsgspecError) as error:
         link.close()
-        raise NotMet(
+        raise RendezvousFailed(
             f"What listens at {_written(address)} is not node 0 of Setpoint, or has ended"
             f" ({type(error).__name__})."
         ) from None
-    except NotMet:
+    except RendezvousFailed:
         link.close()
         raise
     return link, answer.seed
@@ -297,7 +301,7 @@ def _challenged(address: tuple[str, int], timeout_s: float) -> tuple[Connection,
             link.close()
             is_busy = isinstance(error, EOFError | ConnectionResetError)
             if not is_busy or time.monotonic() + RETRY_S > end:
-                raise NotMet(
+                raise RendezvousFailed(
                     f"What listens at {_written(address)} is not node 0 of Setpoint, or has ended"
                     f" ({type(error).__name__})."
                 ) from None
@@ -353,7 +357,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
             errno.EADDRINUSE: "another program uses it; choose another port",
             errno.EADDRNOTAVAIL: "it is not an address of this machine, where node 0 runs",
         }.get(error.errno or 0, error.strerror or str(error))
-        raise NotMet(f"Cannot listen on --dist-init-addr {place}: {advice}.") from None
+        raise RendezvousFailed(f"Cannot listen on --dist-init-addr {place}: {advice}.") from None
     return sock
 
 
@@ -369,7 +373,7 @@ def _connect(address: tuple[str, int], timeout_s: float) -> Connection:
             sock.setblocking(True)
             return Connection(sock.detach())
         if left <= 0:
-            raise NotMet(
+            raise RendezvousFailed(
                 f"Node 0 cannot be reached at --dist-init-addr {_written(address)} within"
                 f" {round(timeout_s, 1):g} s (--dist-timeout): {why}."
             )

@@ -20,7 +20,7 @@ CLIENT_METHODS = ("check", "num_leading", "get", "head", "put", "remove", "names
 
 
 @dataclass(slots=True, frozen=True)
-class Storage:
+class OpenStore:
     """An open store. place: where it is, for people; without passwords."""
 
     store: Store
@@ -37,14 +37,14 @@ class Opener:
     block_bytes: int
     """The size of a block of keys and values."""
 
-    def open(self, backend: str, config: StorageConfig) -> Storage:
+    def open(self, backend: str, config: StorageConfig) -> OpenStore:
         """Raises StoreError if the storage cannot be used."""
         if backend == "file":
             return self._files(config)
         client = _client(backend, config)
-        return Storage(RemoteStore(client, self.owner), client.place)
+        return OpenStore(RemoteStore(client, self.owner), client.place)
 
-    def _files(self, config: StorageConfig) -> Storage:
+    def _files(self, config: StorageConfig) -> OpenStore:
         max_bytes, needed = config.num_bytes("max_size"), self.block_bytes + HEADER_BYTES
         if max_bytes < needed:
             raise StoreError(
@@ -58,7 +58,7 @@ class Opener:
             ttl_s=float("inf") if config.ttl_seconds is None else config.ttl_seconds,
         )
         folder = Path(config.path or self.env.hicache_folder)
-        return Storage(FileStore(folder, self.owner, limits), str(folder))
+        return OpenStore(FileStore(folder, self.owner, limits), str(folder))
 
 
 def _client(backend: str, config: StorageConfig) -> Client:

@@ -32,8 +32,8 @@ from setpoint.ipc.client import EngineClient
 from setpoint.launch.parent.checkpoints import LaunchedCheckpoints
 from setpoint.launch.parent.doctor import ServerDoctor
 from setpoint.launch.parent.engine import Launched
-from setpoint.launch.parent.live import LiveConfig
-from setpoint.launch.parent.served import Served, Several
+from setpoint.launch.parent.live_config import LiveConfig
+from setpoint.launch.parent.served_model import MachineShare, ServedModel
 
 if TYPE_CHECKING:
     from setpoint.handover.prefill_servers import PrefillServers
@@ -76,7 +76,7 @@ def make_service(
     )
 
 
-def _config(served: Served, facts: EngineFacts, startup_s: float) -> FrontendConfig:
+def _config(served: ServedModel, facts: EngineFacts, startup_s: float) -> FrontendConfig:
     config, options, spec, source = served.config, served.config.options, served.spec, served.source
     return FrontendConfig(
         pooling=spec.pooling,
@@ -110,7 +110,7 @@ def _config(served: Served, facts: EngineFacts, startup_s: float) -> FrontendCon
         spec=spec,
         model_info=_model_info(spec, options),
         server_info=_server_info(served, startup_s),
-        metrics=metrics_config(config, facts, startup_s=startup_s, several=served.several),
+        metrics=metrics_config(config, facts, startup_s=startup_s, share=served.share),
         profiles_folder=config.env.torch_profiler_dir,
         expert_records_folder=config.env.expert_distribution_recorder_dir,
         health_generates=config.env.health_endpoint_generation,
@@ -119,7 +119,7 @@ def _config(served: Served, facts: EngineFacts, startup_s: float) -> FrontendCon
     )
 
 
-def _server_info(served: Served, startup_s: float) -> dict[str, Any]:
+def _server_info(served: ServedModel, startup_s: float) -> dict[str, Any]:
     return {
         **server_info(served.config, startup_s=startup_s),
         "launch_command": launch_command(served.config.options, served.asked.given),
@@ -188,7 +188,11 @@ STARTUP_PHASES = ("load_weight", "kv_cache_allocation")
 
 
 def metrics_config(
-    config: ResolvedConfig, facts: EngineFacts, *, startup_s: float, several: Several | None = None
+    config: ResolvedConfig,
+    facts: EngineFacts,
+    *,
+    startup_s: float,
+    share: MachineShare | None = None,
 ) -> MetricsConfig | None:
     """The configuration of ``/metrics``; None without --enable-metrics."""
     options = config.options
@@ -202,7 +206,7 @@ def metrics_config(
         engine_type="unified" if (role := options.disaggregation.role) == "null" else role,
         page_size=options.memory.page_size,
         overlap=config.overlap_depth > 0,
-        of_several=several is not None,
+        of_several=share is not None,
         startup_s={
             "tokenizer_e2e": startup_s,
             "scheduler_e2e": sum(facts.phases.values()),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from setpoint.handover.bootstrap_server import BootstrapServer
-    from setpoint.launch.parent.served import Served
+    from setpoint.launch.parent.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -22,17 +22,17 @@ CLOSE_S = 1.0
 
 
 @contextmanager
-def bootstrapping(served: Served, sock: socket.socket | None) -> Iterator[None]:
+def bootstrapping(served: ServedModel, sock: socket.socket | None) -> Iterator[None]:
     """A context in which decode servers are answered at ``sock``, and those of this user on this
     machine know this server."""
     if sock is None:
         yield
         return
     from setpoint.handover.announcements import announced
-    from setpoint.handover.bootstrap_server import BootstrapServer, Facts
+    from setpoint.handover.bootstrap_server import BootstrapServer, ServerFacts
 
     options = served.config.options
-    facts = Facts(
+    facts = ServerFacts(
         attn_tp_size=options.parallel.ranks_per_engine,
         dp_size=options.parallel.dp_size,
         page_size=options.memory.page_size,

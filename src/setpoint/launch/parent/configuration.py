@@ -25,11 +25,11 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.model import ModelOptions, model_overrides
 from setpoint.config.hardware import probe_hardware
-from setpoint.config.live import Asked
+from setpoint.config.live_changes import ConfigInputs
 from setpoint.config.memory_check import require_memory
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.launch.parent.served import Served, Several
+from setpoint.launch.parent.served_model import MachineShare, ServedModel
 
 KEY_BYTES = 32
 """Size of the key of a prefill server."""
@@ -40,23 +40,23 @@ NO_TEXT = "--skip-tokenizer-init leaves text out"
 
 
 def asking_for(
-    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
-) -> Callable[..., Asked]:
+    options: Options, env: EnvSettings, given: Set[str], share: MachineShare | None = None
+) -> Callable[..., ConfigInputs]:
     """Makes the inputs of a configuration of a ``model`` and what was ``found`` about it. Raises
     ConfigError if the machine has too few cores for the engines."""
     return partial(
-        Asked,
+        ConfigInputs,
         options=options,
         given=frozenset(given),
         hardware=probe_hardware().divided(options.parallel.dp_size)
-        if several is None
-        else probe_hardware().divided(several.max_loaded, by="--max-loaded-models"),
+        if share is None
+        else probe_hardware().divided(share.max_loaded, by="--max-loaded-models"),
         env=env,
         drawn_seed=secrets.randbelow(1 << 30),
     )
 
 
-def check_memory(asked: Asked, config: ResolvedConfig, description: Description) -> None:
+def check_memory(asked: ConfigInputs, config: ResolvedConfig, description: Description) -> None:
     """Raise OutOfMemoryError if the model certainly does not fit (``config.memory_check``)."""
     is_counted = asked.model.model_type in GATED or bool(description.tensors)
     name = asked.options.model.model_path or DEFAULT_MODEL
@@ -65,7 +65,7 @@ def check_memory(asked: Asked, config: ResolvedConfig, description: Description)
 
 
 def _located(
-    model: ModelOptions, asking: Callable[..., Asked], overrides: dict[str, Any]
+    model: ModelOptions, asking: Callable[..., ConfigInputs], overrides: dict[str, Any]
 ) -> ModelSource:
     """The model, which may fit into memory. Raises SetpointError."""
 
@@ -85,15 +85,15 @@ def _located(
 
 
 def settle(
-    options: Options, env: EnvSettings, given: Set[str], several: Several | None = None
-) -> Served:
+    options: Options, env: EnvSettings, given: Set[str], share: MachineShare | None = None
+) -> ServedModel:
     """Returns what a server with these options serves: the model, its tokenizer and the resolved
     configuration. Raises SetpointError for a model or options that cannot be served."""
     model, overrides = options.model, model_overrides(options.model)
-    asking = asking_for(options, env, given, several)
+    asking = asking_for(options, env, given, share)
     source = _located(model, asking, overrides)
     spec = spec_of(source.description, overrides=overrides)
-    if several is not None and is_for_embeddings(source.folder, spec):
+    if share is not None and is_for_embeddings(source.folder, spec):
         logger.info("%s was made for embeddings, which it serves.", model.served_model_name)
         options = options.replace(is_embedding=True)
         model, asking = options.model, partial(asking, options=options)
@@ -125,7 +125,7 @@ def settle(
         },
     )
     key = secrets.token_hex(KEY_BYTES) if options.disaggregation.role == "prefill" else ""
-    return Served(
+    return ServedModel(
         source,
         tokenizer,
         template,
@@ -133,5 +133,5 @@ def settle(
         asked.resolve(),
         sampling,
         handover_key=key,
-        several=several,
+        share=share,
     )

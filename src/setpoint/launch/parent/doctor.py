@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from setpoint.core.moments import Moment
+from setpoint.doctor.binding_limit import SchedulerLimits, binding_limit
 from setpoint.doctor.checks.diagnose import ADVICE, STATES, diagnose
 from setpoint.doctor.contract import contract
-from setpoint.doctor.limits import Limits, binding_limit
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.info import facts_of
 from setpoint.doctor.readers.kept import live_observations, together
 from setpoint.frontend.info import Info
 from setpoint.frontend.telemetry.limit_news import Diagnosis
-from setpoint.frontend.telemetry.watching import Life, Seen
+from setpoint.frontend.telemetry.watching import Seen, WatchedEngine
 
 WANTS_MORE = "client-bound"
 """Verdicts of a server that waits for requests, where none of its own limits binds."""
@@ -46,14 +46,14 @@ class ServerDoctor:
             report=contract(report),
         )
 
-    def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
+    def limits_of(self, life: WatchedEngine, moments: Sequence[Moment]) -> list[str | None]:
         facts = facts_of(self._info.known(life.line), engine="setpoint")
         sizes = [
             size
             for size in (facts.chunked_prefill_size, facts.max_prefill_tokens)
             if size and size > 0
         ]
-        limits = Limits(
+        limits = SchedulerLimits(
             slots=facts.max_running_requests,
             prefill_tokens=min(sizes, default=None),
             reasons=True,
@@ -62,7 +62,7 @@ class ServerDoctor:
         return [None if limit == "unknown" else limit for limit in found]
 
     def _observations(
-        self, life: Life, moments: Sequence[Moment], *, has_ended: bool
+        self, life: WatchedEngine, moments: Sequence[Moment], *, has_ended: bool
     ) -> Observations:
         """has_ended: whether no engine is left, so that the death of this one is the server's."""
         note = life.silence and f"{life.silence} The report is about the time before."

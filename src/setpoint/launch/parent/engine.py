@@ -27,7 +27,7 @@ from setpoint.observe.progress_display import Display, Waiting
 if TYPE_CHECKING:
     from setpoint.frontend.text.processor import TextProcessor
     from setpoint.launch.job import EngineJob
-    from setpoint.launch.parent.served import Served, Several
+    from setpoint.launch.parent.served_model import MachineShare, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +40,18 @@ class Launched:
 
     processes: list[EngineProcess]
     """The latest process of each rank; ended by the code that created this."""
-    served: Served
+    served: ServedModel
     text: TextProcessor
     waiting: Waiting
     """Shows what the start is doing until ``end`` is called."""
     spawn: Spawn
-    several: Several | None = None
+    share: MachineShare | None = None
     """How this model shares the machine with others; None: it is the only one."""
 
     def start_first(self, rank: int) -> None:
         """Give the first process of a rank its job, if several models are served; a model that is
         alone has it already."""
-        if self.several is not None:
+        if self.share is not None:
             self.waiting.doing(STARTING)
             with suppress(StartupError):  # it has ended, which its session notices and tells
                 self.processes[rank].hand_over(self.served.job(rank=rank))
@@ -84,15 +84,14 @@ def launch_engine(
     display: Display | None,
     stderr: int | None = None,
     tells_prefixes: bool = False,
-    several: Several | None = None,
+    share: MachineShare | None = None,
 ) -> Iterator[Launched]:
     """A context with started engine processes for these options; its exit ends them. With
-    ``several`` the processes wait for ``Launched.start_first``.
+    ``share`` the processes wait for ``Launched.start_first``.
 
     display: shows the user which step of the start is slow. stderr: the descriptor for the engine's
-    log; this process's if not given. tells_prefixes: see ``Served``. Raises SetpointError for a
-    model or configuration that cannot be served.
-    """
+    log; this process's if not given. tells_prefixes: see ``ServedModel``. Raises SetpointError for
+    a model or configuration that cannot be served."""
     preflight(options)
     owner = os.getpid()
     processes: list[EngineProcess] = []
@@ -105,28 +104,28 @@ def launch_engine(
                 processes.append(spawn(rank if len(ranks) > 1 else None))
             # Imported while the engine processes import torch, which takes longer.
             from setpoint.checkpoint.source import DEFAULT_MODEL
-            from setpoint.launch.parent.announce import announce
             from setpoint.launch.parent.configuration import settle
+            from setpoint.launch.parent.start_log import log_configuration
 
-            waiting = Waiting(_what_starts(options, several, DEFAULT_MODEL), display)
+            waiting = Waiting(_what_starts(options, share, DEFAULT_MODEL), display)
             with reported_to(waiting.doing):
-                served = settle(options, env, given, several)
+                served = settle(options, env, given, share)
                 served = replace(served, tells_prefixes=tells_prefixes or served.num_engines > 1)
                 phases.mark("model and configuration")
                 # Read now, so that an error in it is reported before weights are loaded.
                 from setpoint.frontend.text.processor import TextProcessor
 
                 text = TextProcessor.from_folder(
-                    served.tokenizer, served.template, is_shared=several is not None
+                    served.tokenizer, served.template, is_shared=share is not None
                 )
-            waiting.doing("" if several is None else _its_turn(several))
+            waiting.doing("" if share is None else _its_turn(share))
             phases.mark("tokenizer")
-            announce(served, os.environ)
-            if several is None:
+            log_configuration(served, os.environ)
+            if share is None:
                 for rank, process in enumerate(processes):
                     process.hand_over(served.job(rank=rank))
             _warn_of_template(served, text)
-            yield Launched(processes, served, text, waiting, spawn, several)
+            yield Launched(processes, served, text, waiting, spawn, share)
         finally:
             if os.getpid() == owner:  # a forked child that ends also gets here
                 if waiting is not None:
@@ -137,16 +136,16 @@ def launch_engine(
                     process.end()
 
 
-def _what_starts(options: Options, several: Several | None, default: str) -> str:
+def _what_starts(options: Options, share: MachineShare | None, default: str) -> str:
     """How the progress calls the model; default: the name of the default model."""
-    if several is not None:
+    if share is not None:
         return f"Model {options.model.served_model_name}"
     return f"Loading {options.model.model_path or default}"
 
 
-def _its_turn(several: Several) -> str:
+def _its_turn(share: MachineShare) -> str:
     """What a model does whose engine has not got its job."""
-    *others, last = several.before or ("",)
+    *others, last = share.before or ("",)
     if not last:
         return STARTING
     have = f"{', '.join(others)} and {last} have" if others else f"{last} has"
@@ -161,7 +160,7 @@ def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Sp
     return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
 
 
-def _warn_of_template(served: Served, text: TextProcessor) -> None:
+def _warn_of_template(served: ServedModel, text: TextProcessor) -> None:
     # ``preflight`` has already tried a file of --chat-template.
     given = served.config.options.model.chat_template
     if given is None and (limit := text.template_exceeds()) is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from setpoint.ipc.client import EngineClient
     from setpoint.ipc.line import EngineLine
     from setpoint.launch.job import EngineJob
-    from setpoint.launch.parent.live import LiveConfig
+    from setpoint.launch.parent.live_config import LiveConfig
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class EngineSession:
         """Set for a moment when the engines have changed in a way for which ``_until`` waits."""
         self.may_load = asyncio.Event()
         """Whether an engine may be started; cleared while another model has the room."""
-        if engine.several is None:
+        if engine.share is None:
             self.may_load.set()
         self._standby = self._make_standby() if parallel.engine_standby else None
         self._standby_keeper: asyncio.Task[None] | None = None
@@ -195,9 +195,9 @@ class EngineSession:
         """The service, once an engine can take requests. Waits for the other engines at most as
         long again. residence: None for the only model. Raises StartupError if no engine can
         start."""
-        from setpoint.config.live import Running
+        from setpoint.config.live_changes import Running
         from setpoint.launch.parent.assembly import make_service
-        from setpoint.launch.parent.live import LiveConfig
+        from setpoint.launch.parent.live_config import LiveConfig
 
         self._phases.mark("HTTP")
         started = self._clock.now()

@@ -117,7 +117,7 @@ class ModelReport:
 
 
 @dataclass(slots=True, frozen=True)
-class Examined:
+class ModelExamination:
     """A report, and what a measurement of the pace needs; None if the model cannot be served."""
 
     report: ModelReport
@@ -142,7 +142,7 @@ class _Found:
     """None: there is no folder yet."""
 
 
-def examine(options: Options, env: EnvSettings, given: Set[str]) -> Examined:
+def examine(options: Options, env: EnvSettings, given: Set[str]) -> ModelExamination:
     """The report on the model of these options. Whatever is wrong with it is in the report; raises
     ConfigError for options that suit no model."""
     model = options.model.model_path
@@ -170,13 +170,13 @@ def examine(options: Options, env: EnvSettings, given: Set[str]) -> Examined:
         report.architecture = report.architecture or error.architecture
         close = difflib.get_close_matches(error.architecture, error.supported, n=1)
         report.nearest = close[0] if close else ""
-        return Examined(report)
+        return ModelExamination(report)
     except SetpointError as error:
         report.reason, report.too_large = str(error), isinstance(error, OutOfMemoryError)
-        return Examined(report)
+        return ModelExamination(report)
     report.runs = True
     stored = stored_of(found.description, spec, memory, report.dtype)
-    return Examined(report, config, spec, stored, memory.weights_read())
+    return ModelExamination(report, config, spec, stored, memory.weights_read())
 
 
 def _find(options: Options) -> _Found:

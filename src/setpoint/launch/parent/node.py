@@ -14,9 +14,9 @@ from setpoint.config.nodes import ranks_of_nodes
 from setpoint.config.options import Options
 from setpoint.launch.deadline import SIGNALS
 from setpoint.launch.job import encode_job
-from setpoint.launch.parent.announce import announce
 from setpoint.launch.parent.configuration import settle
 from setpoint.launch.parent.preflight import preflight
+from setpoint.launch.parent.start_log import log_configuration
 from setpoint.launch.ranks import RankProcess, start_ranks
 from setpoint.observe.logline import setup_logging
 
@@ -36,7 +36,7 @@ def run_node(options: Options, env: EnvSettings, *, given: Set[str]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         served = settle(options, env, given)
-        announce(served, os.environ)
+        log_configuration(served, os.environ)
         job = encode_job(served.job())
         for process in started.processes:
             process.link.send_bytes(job)

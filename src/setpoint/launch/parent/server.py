@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import is_in_memory
+from setpoint.config.multi_model import each_model, in_order_of_loading
 from setpoint.config.options import Options
-from setpoint.config.several import each_model, in_order_of_loading
 from setpoint.core.content_digest import cache_folder
 from setpoint.core.errors import EngineDeadError, SetpointError
 from setpoint.launch.deadline import END_S, SIGNALS
@@ -32,10 +32,10 @@ from setpoint.launch.parent.bootstrapping import bootstrapping
 from setpoint.launch.parent.engine import Launched, launch_engine
 from setpoint.launch.parent.engine_session import EngineSession
 from setpoint.launch.parent.invitation import NOT_FOR_CLIENTS, address, address_only, invitation
+from setpoint.launch.parent.multi_model import MultiModelSessions
 from setpoint.launch.parent.phases import Phases
 from setpoint.launch.parent.publishing import publishing
-from setpoint.launch.parent.served import Several
-from setpoint.launch.parent.several import SeveralSessions
+from setpoint.launch.parent.served_model import MachineShare
 from setpoint.launch.parent.signals import EndAsked, run_until_asked
 from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.progress_display import in_the_log
@@ -73,7 +73,7 @@ def serve(
     models: Sequence[str] = (),
 ) -> int:
     """Serve until a signal asks for the end; returns the exit code. models: several models instead
-    of that of the options (``config.several``). Raises SetpointError if the start fails."""
+    of that of the options (``config.multi_model``). Raises SetpointError if the start fails."""
     from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
@@ -130,9 +130,9 @@ def _launch(
     order = in_order_of_loading([each.model.served_model_name or "" for each in found], most)
     for each in found:
         before = order[: order.index(each.model.served_model_name or "")]
-        several = Several(most, str(folder), tuple(before))
+        share = MachineShare(most, str(folder), tuple(before))
         try:
-            yield stack.enter_context(launch(each, given=given, several=several))
+            yield stack.enter_context(launch(each, given=given, share=share))
         except SetpointError as error:
             error.args = (f"Model {each.model.served_model_name}: {error}",)
             raise
@@ -200,7 +200,7 @@ class _Serving:
                 raise EngineDeadError(session.death)
             return 0
 
-    def _session(self) -> EngineSession | SeveralSessions:
+    def _session(self) -> EngineSession | MultiModelSessions:
         from setpoint.frontend.composition import ServerParts
 
         parts = ServerParts.of(self._storage)
@@ -210,7 +210,7 @@ class _Serving:
         ]
         if len(sessions) == 1:
             return sessions[0]
-        return SeveralSessions(
+        return MultiModelSessions(
             sessions, self._engine.served.config.options.parallel.max_loaded_models
         )
 
@@ -235,7 +235,7 @@ class _Serving:
 
     async def _end(
         self,
-        session: EngineSession | SeveralSessions,
+        session: EngineSession | MultiModelSessions,
         server: Server,
         asked: EndAsked,
     ) -> float:
@@ -336,7 +336,7 @@ async def _cut_at_second_signal(asked: EndAsked, server: Server) -> None:
 
 
 async def _open(
-    session: EngineSession | SeveralSessions,
+    session: EngineSession | MultiModelSessions,
     service: Service,
     listening: asyncio.Event,
     phases: Phases,

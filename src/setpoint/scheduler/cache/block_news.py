@@ -12,7 +12,7 @@ from setpoint.core.kv_events import (
     block_hashes,
 )
 from setpoint.core.messages import Blocks
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 from setpoint.scheduler.cache.stretch_digests import StretchDigests
 
 _encoder = msgspec.msgpack.Encoder()
@@ -26,7 +26,7 @@ class BlockNews:
         self._digests = StretchDigests(page_size)
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
 
-    def gained(self, node: Node) -> None:
+    def gained(self, node: TreeNode) -> None:
         above, digests = self._digests.last_above(node), self._digests.add(node)
         self._events.append(
             BlockStored(
@@ -37,7 +37,7 @@ class BlockNews:
             )
         )
 
-    def lost(self, node: Node) -> None:
+    def lost(self, node: TreeNode) -> None:
         hashes = block_hashes(self._digests.pop(node))
         last = self._events[-1] if self._events else None
         if not self._digests:
@@ -47,7 +47,7 @@ class BlockNews:
         else:
             self._events.append(BlockRemoved(hashes))
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         self._digests.split(upper, lower)
 
     def cleared(self) -> None:

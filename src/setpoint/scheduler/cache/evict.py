@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from setpoint.scheduler.cache.node import EvictionKey, Node, Rank
+from setpoint.scheduler.cache.node import EvictionKey, Rank, TreeNode
 
 
 class Lru:
@@ -42,7 +42,7 @@ class Lru:
         tick: int = rank
         return tick
 
-    def key(self, node: Node) -> EvictionKey:
+    def key(self, node: TreeNode) -> EvictionKey:
         return node.rank
 
 
@@ -76,7 +76,7 @@ class Slru(Lfu):
     def __init__(self, *, protected_threshold: int = 2) -> None:
         self._threshold = protected_threshold
 
-    def key(self, node: Node) -> EvictionKey:
+    def key(self, node: TreeNode) -> EvictionKey:
         return int(node.rank[0] >= self._threshold), node.rank[1]
 
 
@@ -110,7 +110,7 @@ class Tlru(Scored):
     def grow(self, rank: Rank, priority: int, end: int) -> Rank:
         return max(rank[0], end), rank[1]
 
-    def key(self, node: Node) -> EvictionKey:
+    def key(self, node: TreeNode) -> EvictionKey:
         length, tick = node.rank
         return int(node.start < max(0, length - self._spare)), tick
 
@@ -146,10 +146,10 @@ class EvictionQueue:
 
     def __init__(self, policy: Lru) -> None:
         self._key = policy.key
-        self._heap: list[tuple[EvictionKey, Node]] = []
+        self._heap: list[tuple[EvictionKey, TreeNode]] = []
         self._num_void = 0
 
-    def push(self, node: Node) -> None:
+    def push(self, node: TreeNode) -> None:
         """Add a node that has become an unlocked leaf, or an unlocked leaf whose key may have
         fallen."""
         assert node.is_evictable
@@ -165,13 +165,13 @@ class EvictionQueue:
             heapq.heapify(self._heap)
             self._num_void = 0
 
-    def first(self, count: int) -> list[Node]:
+    def first(self, count: int) -> list[TreeNode]:
         """About the first ``count`` unlocked leaves, in the order of their present keys."""
         entries = heapq.nsmallest(2 * count, self._heap, key=lambda entry: entry[0])
         nodes = [node for key, node in entries if key == node.queued and node.is_evictable]
         return sorted(nodes, key=self._key)[:count]
 
-    def pop(self) -> Node | None:
+    def pop(self) -> TreeNode | None:
         """Remove and return the unlocked leaf to evict first; None if there is none."""
         heap = self._heap
         while heap:

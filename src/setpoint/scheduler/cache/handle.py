@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from setpoint.core.request import Ids
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 
 NO_PAGES = np.zeros(0, np.int32)
 
@@ -16,11 +16,11 @@ NO_PAGES = np.zeros(0, np.int32)
 class Paths(Protocol):
     """The part of the tree that a handle uses."""
 
-    def pages_above(self, node: Node) -> Ids: ...
+    def pages_above(self, node: TreeNode) -> Ids: ...
 
     def unneed(self, handle: PrefixHandle, pages: Ids, first_row: int) -> Ids: ...
 
-    def unlock(self, node: Node) -> None: ...
+    def unlock(self, node: TreeNode) -> None: ...
 
 
 class PrefixHandle:
@@ -33,9 +33,9 @@ class PrefixHandle:
 
     __slots__ = ("_node", "_tree", "namespace", "needed", "num_tokens")
 
-    def __init__(self, tree: Paths, node: Node, namespace: str, num_tokens: int) -> None:
+    def __init__(self, tree: Paths, node: TreeNode, namespace: str, num_tokens: int) -> None:
         self._tree = tree
-        self._node: Node | None = node
+        self._node: TreeNode | None = node
         self.namespace = namespace
         self.num_tokens = num_tokens
         """Length of the path in tokens, a multiple of the page size; written by match and extend,
@@ -45,12 +45,12 @@ class PrefixHandle:
         match; a caller that takes them over empties the list."""
 
     @property
-    def node(self) -> Node:
+    def node(self) -> TreeNode:
         """The node where the path ends. Asserts that the handle is not released."""
         assert self._node is not None, "the handle is released"
         return self._node
 
-    def move(self, node: Node, num_tokens: int) -> None:
+    def move(self, node: TreeNode, num_tokens: int) -> None:
         """Record that the tree has moved the lock to ``node``."""
         self._node, self.num_tokens = node, num_tokens
 

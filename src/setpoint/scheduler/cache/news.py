@@ -7,22 +7,22 @@ from typing import Protocol
 
 from setpoint.core.messages import Blocks, Cached
 from setpoint.core.prefix_digest import BLOCK_TOKENS, names_of
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 from setpoint.scheduler.cache.stretch_digests import StretchDigests
 
 
 class TreeListener(Protocol):
     """Gets every change of a tree after it has happened, and collects it."""
 
-    def gained(self, node: Node) -> None:
+    def gained(self, node: TreeNode) -> None:
         """The stretch was attached."""
         ...
 
-    def lost(self, node: Node) -> None:
+    def lost(self, node: TreeNode) -> None:
         """The stretch, a leaf, was evicted; it still knows its parent."""
         ...
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         """A stretch was cut in two; ``lower`` was the whole before."""
         ...
 
@@ -45,13 +45,13 @@ class CacheNews:
         """Name -> whether it is cached now, for those that have changed."""
         self._is_cleared = False
 
-    def gained(self, node: Node) -> None:
+    def gained(self, node: TreeNode) -> None:
         self._note(self._digests.add(node), is_cached=True)
 
-    def lost(self, node: Node) -> None:
+    def lost(self, node: TreeNode) -> None:
         self._note(self._digests.pop(node), is_cached=False)
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         self._digests.split(upper, lower)
 
     def cleared(self) -> None:

@@ -23,11 +23,11 @@ EvictionKey = Any
 """Both are ints or tuples of ints, of the same form for all nodes of a policy, so that they can be
 compared (``evict``)."""
 
-_NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
+_NO_CHILDREN: Mapping[Label, TreeNode] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Node:
+class TreeNode:
     """A stretch of whole pages after the parent's stretch, and the pages that hold its KV.
 
     Tokens and pages are ``bytes``, not arrays: 33 bytes of overhead instead of 112, no base kept
@@ -35,7 +35,7 @@ class Node:
     ``queued``.
     """
 
-    parent: Node | None
+    parent: TreeNode | None
     """None: this is the root, an empty stretch that is never locked."""
     label: Label
     key: bytes
@@ -49,7 +49,7 @@ class Node:
     """Number of handles whose path ends here or below."""
     queued: EvictionKey | None = None
     """The key of this node's valid entry in the eviction queue; written by the queue."""
-    children: Mapping[Label, Node] = field(default_factory=lambda: _NO_CHILDREN)
+    children: Mapping[Label, TreeNode] = field(default_factory=lambda: _NO_CHILDREN)
     """Written by adopt and drop. Leaves, which are most nodes, share one empty mapping: a dict
     costs 80 bytes."""
 
@@ -72,7 +72,7 @@ class Node:
         has only unlocked nodes below it.)"""
         return not self.children and not self.lock_ref
 
-    def adopt(self, child: Node) -> None:
+    def adopt(self, child: TreeNode) -> None:
         """Make ``child`` this node's child under its label, in place of any other."""
         child.parent = self
         if isinstance(self.children, dict):
@@ -80,7 +80,7 @@ class Node:
         else:
             self.children = {child.label: child}
 
-    def drop(self, child: Node) -> None:
+    def drop(self, child: TreeNode) -> None:
         """Remove ``child`` from this node's children."""
         assert isinstance(self.children, dict)
         del self.children[child.label]

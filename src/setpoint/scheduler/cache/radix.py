@@ -15,7 +15,7 @@ from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue, Lru
 from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
 from setpoint.scheduler.cache.news import TreeListener
-from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
+from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, PageLabel, TreeNode
 from setpoint.scheduler.cache.window_pages import WindowPages
 
 
@@ -49,7 +49,7 @@ class RadixTree:
         self.row_bytes = TOKEN_BYTES * (num_full if windows is None else windows.row.width)
         self.stride = page_size * TOKEN_BYTES
         self.policy = policy or Lru()
-        self.root = Node(parent=None, label=b"", key=b"", pages=b"", rank=self.policy.fresh(0))
+        self.root = TreeNode(parent=None, label=b"", key=b"", pages=b"", rank=self.policy.fresh(0))
         self._leaves = EvictionQueue(self.policy)
         self._tick = 0
         self.listeners: list[TreeListener] = []
@@ -156,7 +156,7 @@ class RadixTree:
             above.rank = self.policy.grow(above.rank, priority, handle.num_tokens)
         return private, freed
 
-    def _merge(self, node: Node, top: Node, page_data: bytes) -> tuple[Ids, Ids]:
+    def _merge(self, node: TreeNode, top: TreeNode, page_data: bytes) -> tuple[Ids, Ids]:
         """Merge the caller's rows into the stretches between ``top`` and the end of ``node``."""
         assert self.windows is not None
         private, freed, end = [], [], len(page_data)
@@ -171,7 +171,7 @@ class RadixTree:
             return NO_PAGES, NO_PAGES
         return np.concatenate(private), np.concatenate(freed)
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: TreeNode) -> None:
         """Take one lock off the path that ends at ``node``."""
         end = node
         while node.parent is not None:
@@ -226,7 +226,7 @@ class RadixTree:
                 num_pages -= len(pages)
         return np.concatenate(given_up)
 
-    def _pop_leaf(self) -> Node | None:
+    def _pop_leaf(self) -> TreeNode | None:
         """Remove the unlocked leaf that is to be evicted first from the tree; None if there is
         none."""
         node = self._leaves.pop()
@@ -253,7 +253,7 @@ class RadixTree:
             and self._label(self.root, page, namespace) in self.root.children
         )
 
-    def pages_above(self, node: Node) -> Ids:
+    def pages_above(self, node: TreeNode) -> Ids:
         """The page rows from the root to the end of ``node``, flat: see ``PrefixHandle.pages``."""
         pages = self._pages_to(node)
         if self.windows is None:
@@ -262,11 +262,11 @@ class RadixTree:
         reached.flags.writeable = False
         return reached
 
-    def _pages_to(self, node: Node) -> bytes:
+    def _pages_to(self, node: TreeNode) -> bytes:
         parts = [above.pages for above in self._path(node)]
         return b"".join(reversed(parts))
 
-    def _find(self, data: bytes, namespace: str) -> tuple[Node, int, int]:
+    def _find(self, data: bytes, namespace: str) -> tuple[TreeNode, int, int]:
         """Find the longest cached prefix that a sequence can continue. Returns the same as
         ``_descend``."""
         node, matched, rest = self._descend(self.root, data, namespace)
@@ -278,7 +278,7 @@ class RadixTree:
             return node, matched, rest
         return self._descend(self.root, data[:usable], namespace)
 
-    def _path(self, node: Node) -> Iterator[Node]:
+    def _path(self, node: TreeNode) -> Iterator[TreeNode]:
         """The nodes from ``node`` up, the root excluded."""
         while node.parent is not None:
             yield node
@@ -290,11 +290,11 @@ class RadixTree:
     def page_label(self, page: bytes) -> PageLabel:
         return page if self.page_size > 1 else int.from_bytes(page, "little")
 
-    def _label(self, parent: Node, page: bytes, namespace: str) -> Label:
+    def _label(self, parent: TreeNode, page: bytes, namespace: str) -> Label:
         label = self.page_label(page)
         return (namespace, label) if parent is self.root else label
 
-    def _descend(self, node: Node, data: bytes, namespace: str) -> tuple[Node, int, int]:
+    def _descend(self, node: TreeNode, data: bytes, namespace: str) -> tuple[TreeNode, int, int]:
         """Follow ``data`` (whole pages) from the end of ``node`` as far as the tree agrees, floored
         to pages.
 
@@ -317,7 +317,7 @@ class RadixTree:
                 return node, matched, len(child.key) - agreed
         return node, matched, 0
 
-    def _split(self, node: Node, rest: int) -> Node:
+    def _split(self, node: TreeNode, rest: int) -> TreeNode:
         """Cut ``node``'s edge so that its last ``rest`` bytes stay with it; returns the new node
         above, which gets the others.
 
@@ -328,7 +328,7 @@ class RadixTree:
         assert parent is not None
         cut = len(node.key) - rest
         page_cut = cut // self.stride * self.row_bytes
-        upper = Node(
+        upper = TreeNode(
             parent, node.label, node.key[:cut], node.pages[:page_cut], node.rank, node.lock_ref
         )
         parent.adopt(upper)
@@ -343,10 +343,10 @@ class RadixTree:
             self._leaves.push(node)  # it begins later than before, which may lower its key
         return upper
 
-    def _attach(self, parent: Node, key: bytes, pages: bytes, namespace: str) -> Node:
+    def _attach(self, parent: TreeNode, key: bytes, pages: bytes, namespace: str) -> TreeNode:
         """Attach a new leaf, which the caller must lock: it is not in the eviction queue."""
         label = self._label(parent, key[: self.stride], namespace)
-        node = Node(parent, label, key, pages, self.policy.fresh(self._tick))
+        node = TreeNode(parent, label, key, pages, self.policy.fresh(self._tick))
         parent.adopt(node)
         self.evictable_tokens += node.num_tokens
         for listener in self.listeners:
@@ -356,14 +356,14 @@ class RadixTree:
             self.windows.look_again(parent)
         return node
 
-    def _refresh(self, end: Node) -> None:
+    def _refresh(self, end: TreeNode) -> None:
         self._tick += 1
-        node: Node | None = end
+        node: TreeNode | None = end
         while node is not None:
             node.rank = self.policy.use(node.rank, self._tick)
             node = node.parent
 
-    def _lock(self, node: Node, top: Node) -> None:
+    def _lock(self, node: TreeNode, top: TreeNode) -> None:
         """Lock the path from ``node`` up to ``top``, which is excluded: ``top`` and all above are
         locked already (or ``top`` is the root)."""
         while node is not top:
@@ -379,7 +379,7 @@ class RadixTree:
         pages = unpack_ids(b"".join(node.pages for node in self.nodes()))
         return pages if self.windows is None else pages[pages != 0]
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[TreeNode]:
         """Every node but the root, parents first."""
         todo = list(self.root.children.values())
         while todo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 from setpoint.scheduler.cache.radix import RadixTree
 
 
@@ -24,7 +24,7 @@ def tree_problems(tree: RadixTree) -> list[str]:
     return problems
 
 
-def _faults(tree: RadixTree, node: Node) -> list[str]:
+def _faults(tree: RadixTree, node: TreeNode) -> list[str]:
     parent, children = node.parent, node.children.values()
     if parent is None or parent.children.get(node.label) is not node:
         return ["is not its parent's child"]

@@ -5,7 +5,7 @@ time that grows with the square of a conversation's length."""
 from __future__ import annotations
 
 from setpoint.core.prefix_digest import DIGEST_BYTES, chained, first_digest
-from setpoint.scheduler.cache.node import TOKEN_BYTES, Node
+from setpoint.scheduler.cache.node import TOKEN_BYTES, TreeNode
 
 
 class StretchDigests:
@@ -15,12 +15,12 @@ class StretchDigests:
     def __init__(self, block: int) -> None:
         """block: tokens of a block. A block may begin in one stretch and end in a later one."""
         self._block, self._stride = block, block * TOKEN_BYTES
-        self._digests: dict[Node, bytes] = {}
+        self._digests: dict[TreeNode, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._digests)
 
-    def add(self, node: Node) -> bytes:
+    def add(self, node: TreeNode) -> bytes:
         """The digests of a stretch that was attached."""
         missing = node.start * TOKEN_BYTES % self._stride
         parts, above = [node.key], node.parent
@@ -34,11 +34,11 @@ class StretchDigests:
         self._digests[node] = digests
         return digests
 
-    def pop(self, node: Node) -> bytes:
+    def pop(self, node: TreeNode) -> bytes:
         """The digests of a stretch that was evicted."""
         return self._digests.pop(node)
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         """A stretch was cut in two; ``lower`` was the whole before."""
         begin = upper.start * TOKEN_BYTES
         num_blocks = (begin + len(upper.key)) // self._stride - begin // self._stride
@@ -48,7 +48,7 @@ class StretchDigests:
     def clear(self) -> None:
         self._digests.clear()
 
-    def last_above(self, node: Node) -> bytes:
+    def last_above(self, node: TreeNode) -> bytes:
         """The digest of the last block that ends before a stretch; empty if none does."""
         above = node.parent
         while above is not None:
@@ -58,7 +58,7 @@ class StretchDigests:
         return b""
 
 
-def _namespace_of(node: Node) -> str:
+def _namespace_of(node: TreeNode) -> str:
     while node.parent is not None and node.parent.parent is not None:
         node = node.parent
     assert isinstance(node.label, tuple), "the label below the root has the namespace"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from setpoint.core.pagerows import PageRow
 from setpoint.core.request import Ids
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 
 Rows = npt.NDArray[np.int32]
 """[rows, columns] page numbers, 0 where there is none."""
@@ -35,9 +35,9 @@ class WindowPages:
         self.num_evictable = 0
         self.num_locked = 0
         """Number of pages, as is ``num_evictable``."""
-        self._loose: OrderedDict[Node, None] = OrderedDict()
+        self._loose: OrderedDict[TreeNode, None] = OrderedDict()
         """Nodes that may have evictable pages, the least recently used first."""
-        self._kept: OrderedDict[Node, None] = OrderedDict()
+        self._kept: OrderedDict[TreeNode, None] = OrderedDict()
         """Nodes whose evictable pages all lie just before a place where a match is likely to
         end."""
 
@@ -81,7 +81,7 @@ class WindowPages:
         self.num_evictable -= newly
         self.num_locked += newly
 
-    def unneed(self, pages: Ids, path: Iterable[Node]) -> Ids:
+    def unneed(self, pages: Ids, path: Iterable[TreeNode]) -> Ids:
         """Record that a sequence no longer needs these pages. Returns the pages among them that are
         not the tree's.
 
@@ -119,7 +119,7 @@ class WindowPages:
         self._needed[pages] = 1
         self.num_locked += len(pages)
 
-    def merge(self, node: Node, own: Rows) -> tuple[Ids, Ids]:
+    def merge(self, node: TreeNode, own: Rows) -> tuple[Ids, Ids]:
         """Merge a sequence's own rows for the stretch of a node into the tree. Returns (its pages
         of full groups that stay private, pages of the tree that are free now).
 
@@ -143,7 +143,7 @@ class WindowPages:
         node.pages = rows.tobytes()
         return private, freed
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         """Queue the upper part of a stretch that was cut in two, if the lower part is queued."""
         for queue in (self._loose, self._kept):
             if lower in queue:
@@ -151,14 +151,14 @@ class WindowPages:
 
     # ------------------------------------------------------------------ eviction
 
-    def look_again(self, node: Node) -> None:
+    def look_again(self, node: TreeNode) -> None:
         """Let eviction reconsider a node whose number of children has changed: the pages just
         before its end may no longer be worth sparing."""
         if node in self._kept:
             del self._kept[node]
             self._loose[node] = None
 
-    def remove(self, node: Node) -> Ids:
+    def remove(self, node: TreeNode) -> Ids:
         """Forget an unlocked node, which leaves the tree. Returns its pages, of all groups."""
         rows = self.rows_of(node.pages)
         self._forget(_page_numbers(rows[:, self.row.num_full :]))
@@ -187,7 +187,7 @@ class WindowPages:
         node, _ = queue.popitem(last=False)
         return self._give_up(node, spare_end=False)[0]
 
-    def _give_up(self, node: Node, *, spare_end: bool) -> tuple[Ids, bool]:
+    def _give_up(self, node: TreeNode, *, spare_end: bool) -> tuple[Ids, bool]:
         """Take evictable pages of a node. Returns (the pages, whether evictable ones are left).
 
         spare_end: leave those that a match at the node's end reaches back to."""
@@ -217,7 +217,7 @@ class WindowPages:
 
     # ------------------------------------------------------------------ soundness
 
-    def check(self, nodes: Iterable[Node]) -> list[str]:
+    def check(self, nodes: Iterable[TreeNode]) -> list[str]:
         """Every violated invariant, as a sentence; empty = sound. O(tree)."""
         problems, found = [], []
         for node in nodes:

@@ -11,7 +11,7 @@ from setpoint.core.moments import Moment
 from setpoint.doctor.findings import Report
 from setpoint.doctor.observations import Facts, Observations, Rank, Source
 from setpoint.doctor.report.figures import Charts, Figure, charts, duration
-from setpoint.doctor.report.plots import ASCII, UNICODE, Script, label_width, phases, plot
+from setpoint.doctor.report.plots import ASCII, UNICODE, CharacterSet, label_width, phases, plot
 from setpoint.doctor.report.wording import of_figure
 
 
@@ -58,7 +58,7 @@ def of(made: Charts, title: str) -> Figure:
 @pytest.mark.parametrize("rest_s", [12.0, 40.0, 420.0])
 @pytest.mark.parametrize("script", [ASCII, UNICODE])
 def test_a_rest_is_level_and_what_it_does_not_tell_is_not_drawn(
-    rest_s: float, script: Script
+    rest_s: float, script: CharacterSet
 ) -> None:
     made, width, height = with_rest(rest_s), 120, 5
 

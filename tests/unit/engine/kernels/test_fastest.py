@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from setpoint.engine.kernels.cpu import limits
+from setpoint.engine.kernels.cpu import peak_rates
 
 
 @dataclass
@@ -39,7 +39,7 @@ def test_what_others_take_does_not_count(
         "thread_time": lambda: machine.thread_s,
         "process_time": lambda: machine.process_s,
     }
-    monkeypatch.setattr(limits, "time", SimpleNamespace(**clocks))
-    seconds, alone = limits.fastest(machine.run, 2)
+    monkeypatch.setattr(peak_rates, "time", SimpleNamespace(**clocks))
+    seconds, alone = peak_rates.fastest(machine.run, 2)
     assert seconds == pytest.approx(0.002, rel=0.06)
     assert alone == is_alone

@@ -15,7 +15,7 @@ import uvloop
 
 from setpoint.frontend.http import listener as listener_module
 from setpoint.frontend.http.listener import Listener
-from setpoint.frontend.http.pace import PER_TURN, Pace, Rank
+from setpoint.frontend.http.pace import PER_TURN, TurnLimiter, Urgency
 from setpoint.frontend.http.port import bind_socket
 
 PATIENCE_S = 60.0
@@ -46,11 +46,11 @@ class Poor(socket.socket):
 
 
 def listening(
-    kind: Callable[[], socket.socket], scenario: Callable[[Listener, Seen, Pace], Coroutine]
+    kind: Callable[[], socket.socket], scenario: Callable[[Listener, Seen, TurnLimiter], Coroutine]
 ) -> None:
     async def main() -> None:
         with kind() as sock:
-            seen, pace = Seen(), Pace(urgent=frozenset())
+            seen, pace = Seen(), TurnLimiter(urgent=frozenset())
             server = Listener(sock, lambda: seen, pace)
             try:
                 await scenario(server, seen, pace)
@@ -83,7 +83,7 @@ def test_what_is_written_leaves_at_once() -> None:
     """A chunk of a stream does not wait for the acknowledgement of the last one, as with the loop's
     own listener."""
 
-    async def scenario(server: Listener, seen: Seen, pace: Pace) -> None:
+    async def scenario(server: Listener, seen: Seen, pace: TurnLimiter) -> None:
         async with connected(server) as reader:
             await reader.read()
         assert seen.nodelay == [1]
@@ -96,7 +96,7 @@ def test_a_process_with_too_many_files_tries_again(
 ) -> None:
     monkeypatch.setattr(listener_module, "RETRY_S", 0.01)
 
-    async def scenario(server: Listener, seen: Seen, pace: Pace) -> None:
+    async def scenario(server: Listener, seen: Seen, pace: TurnLimiter) -> None:
         async with connected(server) as reader:
             await reader.read()
         assert len(seen.nodelay) == 1
@@ -107,7 +107,7 @@ def test_a_process_with_too_many_files_tries_again(
 
 
 def test_an_end_closes_what_was_not_opened_yet() -> None:
-    async def scenario(server: Listener, seen: Seen, pace: Pace) -> None:
+    async def scenario(server: Listener, seen: Seen, pace: TurnLimiter) -> None:
         opened: list[Callable[[], object]] = []
         pace.call = lambda function, rank: opened.append(function)  # type: ignore[method-assign]
         async with connected(server) as reader:
@@ -123,9 +123,9 @@ def test_an_end_closes_what_was_not_opened_yet() -> None:
 
 def test_a_few_calls_in_each_turn_the_urgent_ones_first() -> None:
     async def main() -> None:
-        pace, called = Pace(urgent=frozenset()), []
+        pace, called = TurnLimiter(urgent=frozenset()), []
         for number in range(2 * PER_TURN):
-            for rank in reversed(Rank):
+            for rank in reversed(Urgency):
                 pace.call(partial(called.append, (rank, number)), rank)
         assert called == sorted(called, key=lambda item: (item[1], -item[0])), "there was room"
         turns = [len(called)]
@@ -141,8 +141,8 @@ def test_a_few_calls_in_each_turn_the_urgent_ones_first() -> None:
 
 def test_a_pace_at_rest_does_nothing() -> None:
     async def main() -> None:
-        pace, called = Pace(urgent=frozenset()), []
-        pace.call(partial(called.append, 1), Rank.REQUEST)
+        pace, called = TurnLimiter(urgent=frozenset()), []
+        pace.call(partial(called.append, 1), Urgency.REQUEST)
         assert called == [1], "nothing waits: at once"
         for _ in range(5):
             await asyncio.sleep(0)

@@ -8,24 +8,26 @@ import random
 import pytest
 
 from setpoint.scheduler.cache.evict import POLICIES, EvictionQueue, Lfu, Lru, Tlru, eviction_policy
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 
 
-def leaf(last_use: int, parent: Node | None = None, *, num_tokens: int = 1) -> Node:
-    return Node(parent, last_use, b"\0\0\0\0" * num_tokens, b"", last_use)
+def leaf(last_use: int, parent: TreeNode | None = None, *, num_tokens: int = 1) -> TreeNode:
+    return TreeNode(parent, last_use, b"\0\0\0\0" * num_tokens, b"", last_use)
 
 
-def scored(score: int, last_use: int, parent: Node | None = None, *, num_tokens: int = 1) -> Node:
+def scored(
+    score: int, last_use: int, parent: TreeNode | None = None, *, num_tokens: int = 1
+) -> TreeNode:
     node = leaf(last_use, parent, num_tokens=num_tokens)
     node.rank = score, last_use
     return node
 
 
-def order(queue: EvictionQueue) -> list[Node]:
+def order(queue: EvictionQueue) -> list[TreeNode]:
     return list(iter(queue.pop, None))
 
 
-def queue_of(policy: Lru, nodes: list[Node]) -> EvictionQueue:
+def queue_of(policy: Lru, nodes: list[TreeNode]) -> EvictionQueue:
     queue = EvictionQueue(policy)
     for node in nodes:
         queue.push(node)
@@ -171,14 +173,14 @@ def test_ranks_never_fall_with_use(name: str) -> None:
 class TestTlru:
     """Threshold 10, next prompt 4: of a conversation of 20 tokens the first 14 must stay."""
 
-    def chain(self, *sizes: int, length: int) -> list[Node]:
+    def chain(self, *sizes: int, length: int) -> list[TreeNode]:
         """A path below an empty root, deepest first: the order in which it can be given up."""
-        nodes = [Node(None, b"", b"", b"", 0)]
+        nodes = [TreeNode(None, b"", b"", b"", 0)]
         for number, size in enumerate(sizes):
             nodes.append(scored(length, 100 - number, nodes[-1], num_tokens=size))
         return nodes[:0:-1]
 
-    def safe(self, nodes: list[Node], **parameters: int) -> int:
+    def safe(self, nodes: list[TreeNode], **parameters: int) -> int:
         """Tokens of the stretches that the policy gives up first."""
         policy = Tlru(**{"threshold": 10, "next_prompt_estimate": 4, **parameters})
         return sum(node.num_tokens for node in nodes if policy.key(node)[0] == 0)
@@ -200,7 +202,7 @@ class TestTlru:
 
     def test_tails_go_first_oldest_first_then_the_rest(self) -> None:
         long, short = (
-            scored(size, tick, Node(None, b"", b"", b"", 0), num_tokens=size)
+            scored(size, tick, TreeNode(None, b"", b"", b"", 0), num_tokens=size)
             for size, tick in ((20, 1), (5, 2))
         )
         assert order(queue_of(Tlru(threshold=10, next_prompt_estimate=4), [long, short])) == [

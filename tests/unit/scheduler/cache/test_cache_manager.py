@@ -12,7 +12,7 @@ from setpoint.core.pool import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import Lru
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 
 
 def ids(*tokens: int) -> Ids:
@@ -240,7 +240,7 @@ def test_evicting_a_page_per_step_does_not_visit_the_whole_tree(
 ) -> None:
     calls, key = [0], Lru.key
 
-    def counting(policy: Lru, node: Node) -> object:
+    def counting(policy: Lru, node: TreeNode) -> object:
         calls[0] += 1
         return key(policy, node)
 

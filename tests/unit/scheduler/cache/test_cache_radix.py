@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import TreeNode
 from setpoint.scheduler.cache.radix import RadixTree
 from setpoint.scheduler.cache.soundness import tree_problems
 
@@ -276,7 +276,7 @@ def test_a_deep_tree_needs_no_recursion() -> None:
         (lambda node: setattr(node, "key", node.key[::-1]), "not its first page"),
     ],
 )
-def test_check_names_the_damage(damage: Callable[[Node], None], sentence: str) -> None:
+def test_check_names_the_damage(damage: Callable[[TreeNode], None], sentence: str) -> None:
     tree = RadixTree(2)
     add(tree, ids(1, 2), 1)
     handle = tree.match(ids(1, 2), "")

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from setpoint.core.errors import SourceError
 from setpoint.doctor.observations import Observations, Source
-from setpoint.doctor.readers.log.life import Life
 from setpoint.doctor.readers.log.server_log import ServerLog
+from setpoint.doctor.readers.log.server_run import ServerRun
 
 MANY_TIMES_BACK = 20
 SHOWN_STARTS = 12
@@ -60,7 +60,7 @@ def observations(source: Source, origin: str, server: ServerLog, num_servers: in
     return Observations([described], life.facts, ranks, ended)
 
 
-def generation(life: Life, server: ServerLog) -> str:
+def generation(life: ServerRun, server: ServerLog) -> str:
     if server.is_setpoint:
         return "Setpoint"
     marks = life.styles
@@ -73,7 +73,7 @@ def generation(life: Life, server: ServerLog) -> str:
     return "SGLang 2024 or early 2025" if marks else "SGLang"
 
 
-def _life(server: ServerLog) -> tuple[Life, list[str]]:
+def _life(server: ServerLog) -> tuple[ServerRun, list[str]]:
     """The life to diagnose: the last one that shows anything, and a note on the others."""
     lives = server.lives
     chosen = next((life for life in reversed(lives) if life.has_begun), lives[-1])
@@ -92,7 +92,7 @@ def _life(server: ServerLog) -> tuple[Life, list[str]]:
     return chosen, notes
 
 
-def _odd(life: Life, server: ServerLog) -> list[str]:
+def _odd(life: ServerRun, server: ServerLog) -> list[str]:
     notes = []
     if life.models:
         names = ", ".join(life.models)

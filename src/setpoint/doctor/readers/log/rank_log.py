@@ -9,7 +9,7 @@ from math import isfinite
 
 from setpoint.doctor.observations import Event, EventKind, Rank
 from setpoint.doctor.readers.log.rows_to_moments import moments
-from setpoint.doctor.readers.log.table import Column, Table
+from setpoint.doctor.readers.log.table import BatchTable, Column
 from setpoint.doctor.timeline import Timeline
 
 KEPT_EVENTS = 64
@@ -36,7 +36,7 @@ class RankLog:
         self._timeline = Timeline()
 
     def take(
-        self, table: Table, text: Callable[[int], str], first: int, *, interval: int
+        self, table: BatchTable, text: Callable[[int], str], first: int, *, interval: int
     ) -> Column:
         """Add the next lines; returns their times. first: the number of the block's first line;
         interval: decode steps that a decode line stands for."""
@@ -97,7 +97,7 @@ class RankLog:
             num_events=dict(self.num_events),
         )
 
-    def _times(self, table: Table, interval: int) -> Column:
+    def _times(self, table: BatchTable, interval: int) -> Column:
         first = next((at for at in table.at if at == at), None)
         if first is None:
             if self.is_stamped:
@@ -130,7 +130,7 @@ class RankLog:
         self.is_stamped = True
         return repaired
 
-    def _estimated(self, table: Table, interval: int) -> Column:
+    def _estimated(self, table: BatchTable, interval: int) -> Column:
         """Estimated times of lines without timestamps. A decode line says how many tokens were
         generated per second since the one before, a prefill line the same for prompts; each sum is
         the time since the first line."""
@@ -146,7 +146,7 @@ class RankLog:
         return list(map(max, decodes, prefills))
 
 
-def _ratios(table: Table, above: str, below: str, factor: int) -> Column:
+def _ratios(table: BatchTable, above: str, below: str, factor: int) -> Column:
     """For each line factor * above / below; 0.0 where that is no number."""
     none = [0.0] * len(table)
     tops, bottoms = table.columns.get(above, none), table.columns.get(below, none)

@@ -19,7 +19,7 @@ from setpoint.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.doctor.readers.log.server_log import ServerLog, visible_text
 from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence_after
 from setpoint.doctor.readers.log.stream import MAX_LINE, SwollenError, blocks, open_log
-from setpoint.doctor.readers.log.table import Table, Tables
+from setpoint.doctor.readers.log.table import BatchTable, Tables
 from setpoint.doctor.readers.log.wrapping import unwrap
 
 _END = re.compile(rb"\n")
@@ -97,7 +97,7 @@ class _Reader:
         if not complete:
             self._cut_off(scanned)
         lines = _Lines(block)
-        tables: dict[str, dict[str, Table]] = {}
+        tables: dict[str, dict[str, BatchTable]] = {}
         for (origin, rank), table in self._tables.of(scanned.found).items():
             tables.setdefault(origin, {})[rank] = table
         scanned.found = [found for found in scanned.found if found.lines]
@@ -143,7 +143,7 @@ class _Reader:
             refuse(self._source, self._program)
         return telling
 
-    def _note_last_batch(self, origin: str, tables: dict[str, Table], lines: _Lines) -> None:
+    def _note_last_batch(self, origin: str, tables: dict[str, BatchTable], lines: _Lines) -> None:
         numbers = [int(table.line[-1]) for table in tables.values() if len(table)]
         if numbers:
             last = max(numbers)
@@ -181,7 +181,7 @@ class _Reader:
         return server
 
     def _messages(
-        self, rest: list[tuple[int, bytes]], tables: dict[str, dict[str, Table]], lines: _Lines
+        self, rest: list[tuple[int, bytes]], tables: dict[str, dict[str, BatchTable]], lines: _Lines
     ) -> None:
         hits = _hits([line for _, line in rest])
         position = index = 0
@@ -205,7 +205,7 @@ class _Reader:
         message: Message,
         line: bytes,
         has_word: bool,
-        tables: dict[str, dict[str, Table]],
+        tables: dict[str, dict[str, BatchTable]],
         lines: _Lines,
     ) -> None:
         if quotes_a_client(message.text):

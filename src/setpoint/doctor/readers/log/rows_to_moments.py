@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from setpoint.core.moments import Moment
-from setpoint.doctor.readers.log.table import Column, Table
+from setpoint.doctor.readers.log.table import BatchTable, Column
 
 MEANS = (
     "running",
@@ -31,7 +31,7 @@ Stretch = tuple[int, int]
 
 
 def moments(
-    table: Table,
+    table: BatchTable,
     cuts: Sequence[int],
     at: Column,
     until: float,

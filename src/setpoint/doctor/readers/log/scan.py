@@ -22,7 +22,7 @@ _FIXED_GROUPS = 3  # stamp, fraction, rank
 
 
 @dataclass(slots=True)
-class Found:
+class ShapeMatches:
     """The lines of one shape in one block."""
 
     shape: Shape
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(slots=True)
 class Scanned:
-    found: list[Found]
+    found: list[ShapeMatches]
     rest: list[tuple[int, bytes]]
     """Lines that report no batch, with their numbers within the block."""
     num_lines: int
@@ -47,7 +47,7 @@ class _New:
     """A shape that was not known before this block."""
 
     pattern: re.Pattern[bytes]
-    found: Found
+    found: ShapeMatches
     rows: list[tuple[bytes, ...]] = field(default_factory=list)
 
 
@@ -82,10 +82,10 @@ class Scanner:
             mark = columns[start + (1 if shape.stamp_is_last else _FIXED_GROUPS)]
             lines = [number for number, value in enumerate(mark) if value]
             if len(lines) == len(rows):
-                found.append(Found(shape, lines, columns[start:end]))
+                found.append(ShapeMatches(shape, lines, columns[start:end]))
             elif lines:
                 parts = [tuple(compress(column, mark)) for column in columns[start:end]]
-                found.append(Found(shape, lines, parts))
+                found.append(ShapeMatches(shape, lines, parts))
             start = end
         rest = [(number, line[:MAX_LINE]) for number, line in enumerate(columns[-1]) if line]
         scanned = Scanned(found, rest, len(rows))
@@ -106,7 +106,7 @@ class Scanner:
                 shape = shape_of(line) if self._has_room(new) else None
                 if shape is not None:
                     pattern = re.compile(shape.pattern)
-                    new.append(_New(pattern, Found(shape)))
+                    new.append(_New(pattern, ShapeMatches(shape)))
                     row = self._match(new, line)
                 if row is None:
                     scanned.not_understood.append((number, line))

@@ -9,10 +9,10 @@ from operator import itemgetter
 
 from setpoint.doctor.observations import Event, Evidence
 from setpoint.doctor.readers.log import startup
-from setpoint.doctor.readers.log.life import Life
 from setpoint.doctor.readers.log.messages import Happened, Message, event_in
 from setpoint.doctor.readers.log.server_args import begin_of_options, without_secrets
-from setpoint.doctor.readers.log.table import MAX_RANKS, Table, concatenate, retractions
+from setpoint.doctor.readers.log.server_run import ServerRun
+from setpoint.doctor.readers.log.table import MAX_RANKS, BatchTable, concatenate, retractions
 from setpoint.doctor.readers.log.trace import Options, Traceback
 
 _line_of = itemgetter(0)
@@ -48,7 +48,7 @@ class ServerLog:
     """Takes a block after the other: first ``begin``, then each message in order, then ``end``."""
 
     def __init__(self, line: int) -> None:
-        self.lives = [Life(line)]
+        self.lives = [ServerRun(line)]
         self.num_left_out = 0
         """Number of lives that were dropped from ``lives``."""
         self.pools: list[float] = []
@@ -57,7 +57,7 @@ class ServerLog:
         self.tests_retraction = False
         self._open: Traceback | Options | None = None
         self._last_trace: Traceback | None = None
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, BatchTable] = {}
         self._text: Callable[[int], str] = str
         self._first = 1
         self._taken = 0
@@ -66,7 +66,7 @@ class ServerLog:
         self._order: tuple[list[int], list[bool]] | None = None
 
     @property
-    def life(self) -> Life:
+    def life(self) -> ServerRun:
         return self.lives[-1]
 
     @property
@@ -74,7 +74,9 @@ class ServerLog:
         """Whether the next lines may belong to a record that has begun."""
         return self._open is not None
 
-    def begin(self, tables: Mapping[str, Table], text: Callable[[int], str], first: int) -> None:
+    def begin(
+        self, tables: Mapping[str, BatchTable], text: Callable[[int], str], first: int
+    ) -> None:
         """Begin a block. tables: its batch lines by rank; text: gives the text of one of its lines;
         first: the number of its first line."""
         room = MAX_RANKS - len(self.life.ranks)
@@ -147,11 +149,11 @@ class ServerLog:
         else:
             self.life.first_line = self._first + number
 
-    def _begin_life(self, number: int) -> Life:
+    def _begin_life(self, number: int) -> ServerRun:
         if len(self.lives) == MAX_LIVES:  # a log that only starts servers: the first and the last
             del self.lives[1]
             self.num_left_out += 1
-        self.lives.append(Life(self._first + number))
+        self.lives.append(ServerRun(self._first + number))
         return self.life
 
     def _join_models(self, num_models: int) -> None:
@@ -273,14 +275,14 @@ class ServerLog:
         self._taken = max(self._taken, end)
         self._retracted = {}
 
-    def _with_retractions(self) -> dict[str, Table]:
+    def _with_retractions(self) -> dict[str, BatchTable]:
         tables = dict(self._tables)
         for name, rows in self._retracted.items():
             extra = retractions(rows)
             tables[name] = concatenate([tables[name], extra]) if name in tables else extra
         return tables
 
-    def _pool_sizes(self, part: Table) -> None:
+    def _pool_sizes(self, part: BatchTable) -> None:
         usage, tokens = part.columns.get("usage"), part.columns.get("tokens")
         if usage is None or tokens is None or len(self.pools) > 200_000:
             return
@@ -305,7 +307,7 @@ class ServerLog:
         self._events = []
 
 
-def _order(tables: Iterable[Table]) -> tuple[list[int], list[bool]]:
+def _order(tables: Iterable[BatchTable]) -> tuple[list[int], list[bool]]:
     """The numbers of all batch lines in order, and whether each is about a prefill."""
     found = [
         (line, is_prefill == 1)

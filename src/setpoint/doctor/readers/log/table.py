@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.doctor.plausible import MAX_FIGURE, MAX_USAGE
 from setpoint.doctor.readers.log.batch_lines import field_of
-from setpoint.doctor.readers.log.scan import Found
+from setpoint.doctor.readers.log.scan import ShapeMatches
 from setpoint.doctor.readers.log.wrapping import seconds_of
 
 Column = list[float]
@@ -21,7 +21,7 @@ _DECODER = msgspec.json.Decoder(list[float])
 
 
 @dataclass(slots=True)
-class Table:
+class BatchTable:
     """Lines of one rank in the order of the log. Every column is as long as ``line``; NaN: the line
     does not have the figure."""
 
@@ -36,17 +36,17 @@ class Table:
     def __len__(self) -> int:
         return len(self.line)
 
-    def part(self, start: int, end: int) -> Table:
+    def part(self, start: int, end: int) -> BatchTable:
         """The lines whose numbers are in [start, end)."""
         return self.rows(bisect_left(self.line, start), bisect_left(self.line, end))
 
-    def rows(self, first: int, last: int) -> Table:
+    def rows(self, first: int, last: int) -> BatchTable:
         columns = {name: column[first:last] for name, column in self.columns.items()}
-        return Table(self.line[first:last], self.at[first:last], columns)
+        return BatchTable(self.line[first:last], self.at[first:last], columns)
 
-    def pick(self, rows: Sequence[int]) -> Table:
+    def pick(self, rows: Sequence[int]) -> BatchTable:
         columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}
-        return Table([self.line[row] for row in rows], [self.at[row] for row in rows], columns)
+        return BatchTable([self.line[row] for row in rows], [self.at[row] for row in rows], columns)
 
 
 class _Times(dict[bytes, float]):
@@ -68,17 +68,17 @@ class Tables:
         self.impossible: list[int] = []
         """Numbers of the lines of the last block that have an impossible figure."""
 
-    def of(self, found: Sequence[Found]) -> dict[tuple[str, str], Table]:
+    def of(self, found: Sequence[ShapeMatches]) -> dict[tuple[str, str], BatchTable]:
         """The tables by origin and rank. Lines with an impossible figure are removed from
         ``found``."""
         self.impossible = []
-        parts: dict[tuple[str, str], list[Table]] = {}
+        parts: dict[tuple[str, str], list[BatchTable]] = {}
         for each in found:
             for rank, table in self._split(each):
                 parts.setdefault((each.shape.origin, rank), []).append(table)
         return {key: concatenate(tables) for key, tables in parts.items()}
 
-    def _split(self, found: Found) -> Iterable[tuple[str, Table]]:
+    def _split(self, found: ShapeMatches) -> Iterable[tuple[str, BatchTable]]:
         if found.shape.stamp_is_last:
             ranks, *values, stamps, fractions = found.columns
         else:
@@ -97,7 +97,7 @@ class Tables:
             if name in found.shape.percent:
                 numbers = [number / 100 for number in numbers]
             columns[field_of(name)] = numbers
-        table = Table(found.lines, at, columns)
+        table = BatchTable(found.lines, at, columns)
         if impossible := _impossible(columns):
             self.impossible += [table.line[row] for row in sorted(impossible)]
             rows = [row for row in range(len(table)) if row not in impossible]
@@ -150,7 +150,7 @@ def _number(text: bytes) -> float:
         return nan
 
 
-def concatenate(tables: Sequence[Table]) -> Table:
+def concatenate(tables: Sequence[BatchTable]) -> BatchTable:
     """One table in the order of the lines."""
     if len(tables) == 1:
         return tables[0]
@@ -161,12 +161,12 @@ def concatenate(tables: Sequence[Table]) -> Table:
         for table in tables:
             whole += table.columns.get(name) or [nan] * len(table)
     order = sorted(range(len(line)), key=line.__getitem__)
-    return Table(line, [at for table in tables for at in table.at], columns).pick(order)
+    return BatchTable(line, [at for table in tables for at in table.at], columns).pick(order)
 
 
-def retractions(rows: list[tuple[int, float, dict[str, float]]]) -> Table:
+def retractions(rows: list[tuple[int, float, dict[str, float]]]) -> BatchTable:
     """Retractions as lines of a table: their numbers, times and figures."""
-    return Table(
+    return BatchTable(
         [number for number, _, _ in rows],
         [at for _, at, _ in rows],
         {

@@ -33,7 +33,7 @@ class Chooser(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class Choice:
+class TunedProduct:
     """The implementation of one product for the rows of one class."""
 
     product: str
@@ -54,8 +54,8 @@ def implementations(text: str) -> dict[str, list[str]]:
 
 
 def choose(
-    kernels: Chooser, library: Path, measure: Callable[[Chooser], tuple[Choice, ...]]
-) -> tuple[Choice, ...]:
+    kernels: Chooser, library: Path, measure: Callable[[Chooser], tuple[TunedProduct, ...]]
+) -> tuple[TunedProduct, ...]:
     """Choose for every product that has several implementations, by earlier measurements for this
     library on this processor, or else by measuring now."""
     several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
@@ -76,7 +76,7 @@ def choose(
     return choices
 
 
-def summary(choices: tuple[Choice, ...]) -> str:
+def summary(choices: tuple[TunedProduct, ...]) -> str:
     """The choices and their reasons in words: "int8 products on vectors up to 8 rows (on matrix
     tiles they take 1.20 to 1.60 times as long), on matrix tiles above (…)". Empty if there was no
     choice."""
@@ -87,7 +87,7 @@ def summary(choices: tuple[Choice, ...]) -> str:
     )
 
 
-def _runs(choices: list[Choice]) -> Iterator[str]:
+def _runs(choices: list[TunedProduct]) -> Iterator[str]:
     """A part of the sentence for each run of classes with the same implementation."""
     alike = itertools.groupby(choices, key=lambda choice: (choice.name, bool(choice.others)))
     for (name, _), group in alike:
@@ -102,7 +102,7 @@ def _rows(most: int | None) -> str:
     return " with 1 row" if most == 1 else f" up to {most} rows"
 
 
-def _why(run: list[Choice]) -> str:
+def _why(run: list[TunedProduct]) -> str:
     """The reason for the choice. Either all of these classes were measured or none."""
     return (
         ", ".join(
@@ -129,10 +129,10 @@ def _identity() -> str:
     return hashlib.sha256("\n".join(lines).encode() + probe).hexdigest()[:16]
 
 
-def _read(path: Path, several: dict[str, list[str]]) -> tuple[Choice, ...] | None:
+def _read(path: Path, several: dict[str, list[str]]) -> tuple[TunedProduct, ...] | None:
     """The choices in the file; None if it does not have them for these products."""
     try:
-        choices = tuple(Choice(**entry) for entry in json.loads(path.read_text()))
+        choices = tuple(TunedProduct(**entry) for entry in json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
     complete = [(choice.most_rows, choice.product) for choice in choices] == [
@@ -141,7 +141,7 @@ def _read(path: Path, several: dict[str, list[str]]) -> tuple[Choice, ...] | Non
     return choices if complete and all(c.name in several[c.product] for c in choices) else None
 
 
-def _write(path: Path, choices: tuple[Choice, ...]) -> None:
+def _write(path: Path, choices: tuple[TunedProduct, ...]) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # a cache that cannot be written costs the next start 50 ms
         partial.write_text(json.dumps([asdict(choice) for choice in choices], indent=1))

@@ -47,7 +47,7 @@ from setpoint.engine.kernels.cpu.calls import (
     TopCall,
     difference,
 )
-from setpoint.engine.kernels.cpu.choices import Choice, choose, implementations
+from setpoint.engine.kernels.cpu.choices import TunedProduct, choose, implementations
 from setpoint.engine.kernels.cpu.openmp import share_openmp
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
@@ -186,7 +186,7 @@ class Kernels:
         self.implementations = implementations(library.setpoint_implementations().decode())
         """Product -> its implementations at this level, which give the same bits. Without a choice
         the first one runs."""
-        self.choices: tuple[Choice, ...] = ()
+        self.choices: tuple[TunedProduct, ...] = ()
         """The choices among them; written once, by ``load``."""
         self._choose = library.setpoint_choose
         library.setpoint_vector_columns.restype = _i64

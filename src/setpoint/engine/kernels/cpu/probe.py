@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.engine.kernels.cpu.calls import Int8LinearCall, LinearCall
-from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Choice, Chooser
+from setpoint.engine.kernels.cpu.choices import CLASS_ROWS, Chooser, TunedProduct
 
 PROBED_ROWS = (1, 6, 24, 96)
 """Number of rows with which each class is measured."""
@@ -38,7 +38,7 @@ WORTHWHILE = 0.95
 """Another implementation is chosen if it takes less than this share of the first one's time."""
 
 
-def measure(kernels: Chooser) -> tuple[Choice, ...]:
+def measure(kernels: Chooser) -> tuple[TunedProduct, ...]:
     """A choice for each product that has several implementations, for each class of rows."""
     several = {name: found for name, found in kernels.implementations.items() if len(found) > 1}
     end = time.thread_time() + BUDGET_S
@@ -61,9 +61,9 @@ def measure(kernels: Chooser) -> tuple[Choice, ...]:
 
 def _choice(
     product: str, most_rows: int | None, names: list[str], seconds: list[float] | None
-) -> Choice:
+) -> TunedProduct:
     if seconds is None:
-        return Choice(product, most_rows, names[0], {})
+        return TunedProduct(product, most_rows, names[0], {})
     best = min(range(len(names)), key=seconds.__getitem__)
     if seconds[best] > WORTHWHILE * seconds[0]:
         best = 0
@@ -72,7 +72,7 @@ def _choice(
         for i, (name, each) in enumerate(zip(names, seconds, strict=True))
         if i != best
     }
-    return Choice(product, most_rows, names[best], others)
+    return TunedProduct(product, most_rows, names[best], others)
 
 
 def _times(kernels: Chooser, product: str, size_class: int, end: float) -> list[float] | None:

@@ -29,8 +29,8 @@ from setpoint.frontend.apis.ollama.text import (
     CHAT_ROUTE,
     GENERATE_ROUTE,
     LoadReply,
+    OllamaExchange,
     TextApi,
-    TextExchange,
 )
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
@@ -111,7 +111,7 @@ class OllamaDialect(Dialect):
         )
 
     def _texts(
-        self, open_: Callable[[dict[str, Any]], Awaitable[TextExchange | LoadReply]]
+        self, open_: Callable[[dict[str, Any]], Awaitable[OllamaExchange | LoadReply]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def create(request: Request) -> Response:
             exchange = await self._bodies.read(request, open_)
@@ -145,7 +145,7 @@ class OllamaDialect(Dialect):
 
         return create
 
-    async def _lines(self, exchange: TextExchange) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, exchange: OllamaExchange) -> AsyncGenerator[bytes, None]:
         self._residence.keep(exchange.keep_s)
         async with aclosing(exchange.objects()) as objects:
             async for each in objects:

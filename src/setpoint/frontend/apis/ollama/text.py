@@ -58,7 +58,7 @@ class TextApi:
         self._answering = answering
         self._chat = Chat(answering)
 
-    async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
+    async def chat(self, raw: dict[str, Any]) -> OllamaExchange | LoadReply:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         self._answering.text.check_text()
         body, warnings = self._answering.parser.read(raw, OllamaChatBody, route=CHAT_ROUTE)
@@ -69,7 +69,7 @@ class TextApi:
         prepared = await self._chat.prepare(turn, rid=new_rid())
         return self._exchange(raw, body, prepared, warnings, _message)
 
-    async def generate(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
+    async def generate(self, raw: dict[str, Any]) -> OllamaExchange | LoadReply:
         """Like ``chat``, for one prompt."""
         self._answering.text.check_text()
         body, warnings = self._answering.parser.read(
@@ -130,7 +130,7 @@ class TextApi:
         prepared: PreparedChat,
         warnings: list[str],
         render: Render,
-    ) -> TextExchange:
+    ) -> OllamaExchange:
         requests = with_token_limit(
             prepared.requests, body.own_options.max_new_tokens, self._answering.config.context_len
         )
@@ -141,7 +141,7 @@ class TextApi:
             tool_schema="parameters" if prepared.constrains_calls else "",
         )
         all_warnings = [*warnings, *prepared.warnings]
-        return TextExchange(self._answering, job, prepared, all_warnings, render, body)
+        return OllamaExchange(self._answering, job, prepared, all_warnings, render, body)
 
 
 class LoadReply:
@@ -178,7 +178,7 @@ class LoadReply:
         await self._residence.load()
 
 
-class TextExchange:
+class OllamaExchange:
     """One request between its checked body and its reply."""
 
     def __init__(

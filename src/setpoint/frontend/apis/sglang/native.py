@@ -29,7 +29,7 @@ from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.hidden_states import hidden_states
 from setpoint.frontend.intake import MAX_SEQUENCES, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.sessions import SessionParams, Turn
+from setpoint.frontend.sessions import SessionParams, SessionTurn
 from setpoint.frontend.telemetry.timings import timings_of
 from setpoint.frontend.text.processor import IDS_ONLY
 
@@ -38,7 +38,7 @@ _WITH_LENGTH = ("output_token_logprobs", "output_token_sampling_mask")
 
 
 @dataclass(slots=True, frozen=True)
-class Prepared:
+class PreparedRequest:
     """A checked body, every prompt of which can be honoured."""
 
     requests: list[list[core.Request]]
@@ -52,7 +52,7 @@ class Prepared:
     """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
     reasoning: Reasoning | None = None
     """Set if the outputs begin with reasoning."""
-    turn: Turn | None = None
+    turn: SessionTurn | None = None
     """Set if the request belongs to a session."""
 
     def flat(self) -> list[core.Request]:
@@ -70,7 +70,7 @@ class NativeApi:
         *,
         max_sequences: int | None = MAX_SEQUENCES,
         warnings: Sequence[str] = (),
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Check and tokenize everything; nothing runs yet. Raises RequestError; for a list of
         prompts, the message names the index."""
         prompts, is_batch = prompts_of(body, max_sequences)
@@ -106,7 +106,7 @@ class NativeApi:
                         ids, samplings[index], options[index], rid=rids[index]
                     )
                 )
-        return Prepared(
+        return PreparedRequest(
             requests,
             is_batch or num_sequences > 1,
             body.return_text_in_logprobs,
@@ -133,7 +133,7 @@ class NativeApi:
         *,
         max_sequences: int | None = MAX_SEQUENCES,
         warnings: Sequence[str] = (),
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Like ``prepare``, for ``/encode``."""
         check_dimensions(body.dimensions, self._answering.config.pooling)
         prompts, is_batch = prompts_of(body, max_sequences)
@@ -150,10 +150,10 @@ class NativeApi:
                 requests.append(
                     [self._answering.intake.embedding_request(ids, options, rid=rids[index])]
                 )
-        return Prepared(requests, is_batch, warnings=warnings)
+        return PreparedRequest(requests, is_batch, warnings=warnings)
 
     def result(
-        self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None
+        self, output: SequenceOutput, prepared: PreparedRequest, *, piece: Piece | None = None
     ) -> dict[str, Any]:
         """The answer of one sequence so far; with ``piece``, only the part that the piece adds."""
         lists = self.output_lists(output, prepared, None if piece is None else piece.num_ids)
@@ -167,7 +167,7 @@ class NativeApi:
         )
 
     def output_lists(
-        self, output: SequenceOutput, prepared: Prepared, num_new: int | None
+        self, output: SequenceOutput, prepared: PreparedRequest, num_new: int | None
     ) -> dict[str, list[Any]]:
         """The lists of ``meta_info`` with an entry for each token of a sequence, or for each of its
         last ``num_new``."""
@@ -183,7 +183,7 @@ class NativeApi:
             lists["output_token_sampling_mask"] = [unpack_ids(mask).tolist() for mask in new]
         return lists
 
-    def prompt_fields(self, output: SequenceOutput, prepared: Prepared) -> dict[str, Any]:
+    def prompt_fields(self, output: SequenceOutput, prepared: PreparedRequest) -> dict[str, Any]:
         """The fields about a sequence's prompt: ``prompt_token_ids`` and those of ``meta_info``, as
         far as they are asked for."""
         fields: dict[str, Any] = {}
@@ -201,7 +201,7 @@ class NativeApi:
     def answer(
         self,
         output: SequenceOutput,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         *,
         text: Any,
         lists: Mapping[str, Any],
@@ -220,13 +220,13 @@ class NativeApi:
             told["prompt_token_ids"] = meta.pop("prompt_token_ids")
         return told
 
-    def _logprobs(self, prepared: Prepared) -> NativeLogprobs:
+    def _logprobs(self, prepared: PreparedRequest) -> NativeLogprobs:
         return NativeLogprobs(
             self._answering.text.known_tokenizer if prepared.text_in_logprobs else None
         )
 
     def embedding(
-        self, output: SequenceOutput, prepared: Prepared, dimensions: int | None
+        self, output: SequenceOutput, prepared: PreparedRequest, dimensions: int | None
     ) -> dict[str, Any]:
         """The answer with a finished request's vector. Raises RequestError if the request was
         aborted."""
@@ -247,7 +247,7 @@ class NativeApi:
             for each, sampling in zip(options, samplings, strict=True)
         ]
 
-    async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> Turn:
+    async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> SessionTurn:
         """The turn of a session. A prompt that continues an earlier request gets no token for the
         beginning of a text."""
         answering = self._answering
@@ -271,7 +271,7 @@ class NativeApi:
             else intake.prompt_ids(prompt, name="input_ids")
         )
 
-    def _meta(self, output: SequenceOutput, prepared: Prepared) -> dict[str, Any]:
+    def _meta(self, output: SequenceOutput, prepared: PreparedRequest) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": output.rid,
             "finish_reason": None if output.finish is None else _finish_reason(output),

@@ -16,7 +16,7 @@ import msgspec
 
 from setpoint.core.errors import SetpointError
 from setpoint.core.logprobs import LogprobBlock
-from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.native import NativeApi, PreparedRequest
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.sse import LONG_WRITE, event
 from setpoint.frontend.jobs import ClientGoneError, Job, Piece, SequenceOutput
@@ -104,7 +104,7 @@ class RepeatedChunks:
         self,
         api: NativeApi,
         bodies: BodyReader,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         rate: RepeatRate,
         *,
         incremental: bool,

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from setpoint.frontend.answering import Answering
-from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.native import NativeApi, PreparedRequest
 from setpoint.frontend.apis.sglang.repeated_chunks import RepeatedChunks, RepeatRate
 from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED, EncodeBody, GenerateBody
 from setpoint.frontend.apis.sglang.sglang_errors import stream_end
@@ -59,7 +59,9 @@ class NativeRoutes:
         results = [self._api.embedding(output, prepared, body.dimensions) for output in outputs]
         return json_response(results if prepared.is_list else results[0])
 
-    async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
+    async def _open_generate(
+        self, raw: dict[str, Any]
+    ) -> tuple[GenerateBody, PreparedRequest, Job]:
         body, warnings = self._answering.parser.read(
             raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED
         )
@@ -72,7 +74,7 @@ class NativeRoutes:
             ),
         )
 
-    async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
+    async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, PreparedRequest, Job]:
         body, warnings = self._answering.parser.read(
             raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED
         )

@@ -85,7 +85,7 @@ class HeadedCalls:
         )
 
 
-class Header(NamedTuple):
+class CallHeader(NamedTuple):
     """The text before the arguments of a call."""
 
     name: str
@@ -101,7 +101,7 @@ class Header(NamedTuple):
 
 def read_header(
     pattern: re.Pattern[str], text: str, at: int, *, end: str, ended: bool, markers: Markers
-) -> Header | None:
+) -> CallHeader | None:
     """The header that begins at ``at``; None if the text is too short to tell. It ends where a
     brace or ``end`` follows, or behind the text that makes arguments due. markers: what ends
     arguments."""
@@ -115,19 +115,21 @@ def read_header(
                 if not ended:
                     return None
                 if end or stop == len(text):
-                    return Header("")  # the answer has ended in a marker
+                    return CallHeader("")  # the answer has ended in a marker
             is_object = text[stop] == "{"
-            return Header(due["name"], due.groupdict().get("id") or "", stop, is_object=is_object)
+            return CallHeader(
+                due["name"], due.groupdict().get("id") or "", stop, is_object=is_object
+            )
     brace = text.find("{", at, limit)
     empty = text.find(end, at, brace if brace >= 0 else limit) if end else -1
     stop = empty if empty >= 0 else brace
     if stop < 0:
-        return None if len(text) < limit and not ended else Header("")
+        return None if len(text) < limit and not ended else CallHeader("")
     found = pattern.fullmatch(text, at, stop)
     if found is None:
-        return Header("")
+        return CallHeader("")
     named = found.groupdict()
-    return Header(named["name"], named.get("id") or "", stop, empty >= 0)
+    return CallHeader(named["name"], named.get("id") or "", stop, empty >= 0)
 
 
 def _fits(arguments: str, tool: Tool) -> bool:

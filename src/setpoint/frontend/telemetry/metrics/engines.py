@@ -26,7 +26,7 @@ Histograms = dict[str, dict[str, Histogram]]
 """The same for histograms."""
 
 
-class EngineFigures:
+class RankFigures:
     """The last known figures of the engines of one rank, one after the other."""
 
     def __init__(self, *, context_len: int, page_size: int, overlap: bool = False) -> None:
@@ -172,7 +172,7 @@ def _with_tiers(metrics: MetricsReport, tiers: TierState | None) -> MetricsRepor
     }
     gauges: Values = {
         "setpoint:cache_tier_off": {"": float(bool(tiers.off))},
-        "setpoint:cache_tier_thrifty": {"": float(tiers.is_thrifty)},
+        "setpoint:cache_tier_thrifty": {"": float(tiers.saves_selectively)},
         "setpoint:cache_tier_blocks": {"": tiers.num_blocks},
         "setpoint:cache_tier_bytes": {"": tiers.num_bytes},
     }

@@ -21,7 +21,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from setpoint.core.errors import EngineDeadError, RequestError
-from setpoint.frontend.telemetry.metrics.engines import EngineFigures
+from setpoint.frontend.telemetry.metrics.engines import RankFigures
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
@@ -60,7 +60,7 @@ class Metrics:
         engine_type: str = "unified",
         extra_labels: Mapping[str, str],
         client: EngineClient,
-        figures: Callable[[], EngineFigures],
+        figures: Callable[[], RankFigures],
         requests: RequestMetrics,
         http: HttpMetrics,
         server: Callable[[], Mapping[str, Samples]],
@@ -78,7 +78,7 @@ class Metrics:
         }
         self._client = client
         self._make_figures = figures
-        self._figures: dict[int, EngineFigures] = {}
+        self._figures: dict[int, RankFigures] = {}
         """Data-parallel rank -> the figures of its engines."""
         self.requests = requests
         self.http = http

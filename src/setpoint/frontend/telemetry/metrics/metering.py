@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.limit_news import LimitNews
-from setpoint.frontend.telemetry.metrics.engines import EngineFigures
+from setpoint.frontend.telemetry.metrics.engines import RankFigures
 from setpoint.frontend.telemetry.metrics.http_counts import HttpMetrics
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.ipc.client import EngineClient
@@ -77,7 +77,7 @@ def make_metrics(
         extra_labels=config.extra_labels,
         client=client,
         figures=partial(
-            EngineFigures,
+            RankFigures,
             context_len=context_len,
             page_size=config.page_size,
             overlap=config.overlap,

@@ -23,7 +23,7 @@ class FunctionTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class Choice(msgspec.Struct):
+class ToolSelection(msgspec.Struct):
     """Which tools an answer may or must call."""
 
     mode: ToolChoice = "auto"
@@ -43,15 +43,15 @@ def tools_of(tools: list[FunctionTool] | None) -> tuple[Tool, ...]:
     )
 
 
-def choice_of(value: Any) -> Choice:
+def choice_of(value: Any) -> ToolSelection:
     """The ``tool_choice`` of a body. Raises RequestError (400) for one that is not OpenAI's."""
     match value:
         case None | "auto":
-            return Choice()
+            return ToolSelection()
         case "none" | "required":
-            return Choice(value)
+            return ToolSelection(value)
         case {"type": "function", "function": {"name": str(name)}}:
-            return Choice("required", named=name)
+            return ToolSelection("required", named=name)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
             return _allowed(mode, tools)
         case str():
@@ -66,7 +66,7 @@ def choice_of(value: Any) -> Choice:
     raise RequestError(f"tool_choice must be a string or an object, got {kind_of(value)}.")
 
 
-def _allowed(mode: Any, tools: list[Any]) -> Choice:
+def _allowed(mode: Any, tools: list[Any]) -> ToolSelection:
     if mode not in ("auto", "required"):
         raise RequestError("tool_choice.allowed_tools.mode must be auto or required.")
     names = []
@@ -81,4 +81,4 @@ def _allowed(mode: Any, tools: list[Any]) -> Choice:
                 )
     if not names:
         raise RequestError("tool_choice.allowed_tools.tools must not be empty.")
-    return Choice(mode, allowed=tuple(names))
+    return ToolSelection(mode, allowed=tuple(names))

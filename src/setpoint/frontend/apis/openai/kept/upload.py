@@ -15,7 +15,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.apis.openai.kept.fields import expiry_seconds
 from setpoint.frontend.storage.batches import BATCH_PURPOSE
-from setpoint.frontend.storage.files import FileStore, StoredFile, Upload
+from setpoint.frontend.storage.files import StoredFile, Upload, UploadStore
 
 PURPOSES = ("assistants", BATCH_PURPOSE, "evals", "fine-tune", "user_data", "vision")
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -24,7 +24,7 @@ _MAX_NAME_CHARS = 255
 _WRITE_BYTES = 1 << 18
 
 
-async def receive_file(request: Request, store: FileStore) -> StoredFile:
+async def receive_file(request: Request, store: UploadStore) -> StoredFile:
     """Store an upload and return the file. Raises RequestError: 400 for an invalid form, 413 for a
     file that is too large, and the errors of the store."""
     kind, options = parse_options_header(request.headers.get("content-type"))

@@ -27,7 +27,7 @@ from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.routing import RANK_FIELDS
-from setpoint.frontend.storage.background import ID_PREFIX, Asked
+from setpoint.frontend.storage.background import ID_PREFIX, ResponseInputs
 from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
 
 ROUTE = "/v1/responses"
@@ -85,7 +85,7 @@ class ResponsesApi:
             earlier=earlier,
         )
 
-    async def again(self, asked: Asked, response: dict[str, Any]) -> Making:
+    async def again(self, asked: ResponseInputs, response: dict[str, Any]) -> Making:
         """The Making for a response that an earlier server began. Raises RequestError for a
         response that this server could not answer."""
         body = parse(asked.body, ResponsesBody, unsupported=UNSUPPORTED)
@@ -103,7 +103,7 @@ class ResponsesApi:
             head, prepared.make_parser, prepared.tokens, toolbox, prepared.constrains_calls
         )
 
-    def job_again(self, asked: Asked, making: Making, prior_ids: bytes) -> Job:
+    def job_again(self, asked: ResponseInputs, making: Making, prior_ids: bytes) -> Job:
         """A job that continues after these outputs. Raises RequestError like ``JobMaker.make``."""
         request = msgspec.structs.replace(asked.request, prior_output_ids=prior_ids)
         # This server may have fewer engines.

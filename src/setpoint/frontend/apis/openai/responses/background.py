@@ -13,13 +13,13 @@ from typing import Any
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError, reason_of
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.responses.api import ResponseExchange, ResponsesApi
-from setpoint.frontend.apis.openai.responses.computation import AT_ONCE, Computation, keep
+from setpoint.frontend.apis.openai.responses.computation import AT_ONCE, ResponseComputation, keep
 from setpoint.frontend.apis.openai.responses.reply import ResponseHead
 from setpoint.frontend.apis.openai.responses.script import Making, Script
 from setpoint.frontend.drain import CUT, REFUSED
 from setpoint.frontend.http.sse import named_event
 from setpoint.frontend.refusal import RETRY_AFTER_S, Refusal, refusal_of
-from setpoint.frontend.storage.background import Asked, BackgroundResponse, StoredResponse
+from setpoint.frontend.storage.background import BackgroundResponse, ResponseInputs, StoredResponse
 from setpoint.frontend.storage.documents import cannot_store
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Background:
                 status_code=429,
             )
         head, config = exchange.making.head, self._answering.config
-        asked = Asked(
+        asked = ResponseInputs(
             body=exchange.raw,
             request=exchange.job.outputs[0].request,
             model=self._model,
@@ -83,7 +83,7 @@ class Background:
             self._running.discard(response.id)
             raise
         keep(self._store, response)
-        computation = Computation(self._answering, response, exchange.making, exchange.job)
+        computation = ResponseComputation(self._answering, response, exchange.making, exchange.job)
         self._start(response, self._compute(computation))
         return response
 
@@ -228,8 +228,8 @@ class Background:
 
         task.add_done_callback(done)
 
-    async def _again(self, response: BackgroundResponse) -> Computation | None:
-        """The Computation that continues a response of an earlier server; None if that is
+    async def _again(self, response: BackgroundResponse) -> ResponseComputation | None:
+        """The ResponseComputation that continues a response of an earlier server; None if that is
         impossible and the response has failed."""
         asked = response.stored.asked
         try:
@@ -252,9 +252,9 @@ class Background:
             keep(self._store, response)
             self._book.write(response)
             return None
-        return Computation(self._answering, response, making, job)
+        return ResponseComputation(self._answering, response, making, job)
 
-    async def _compute(self, computation: Computation, turn: Event | None = None) -> None:
+    async def _compute(self, computation: ResponseComputation, turn: Event | None = None) -> None:
         """Compute a response to its end. turn: for a response of an earlier server, set when it may
         begin."""
         response = computation.response
@@ -305,7 +305,7 @@ class Background:
                 status_code=500,
             )
 
-    def _check_tokenizer(self, asked: Asked) -> None:
+    def _check_tokenizer(self, asked: ResponseInputs) -> None:
         if asked.tokenizer != self._answering.config.tokenizer_path:
             raise RequestError(
                 f"The response was begun with the tokenizer {asked.tokenizer}, but this server"

@@ -20,7 +20,7 @@ AT_ONCE = 64
 about a millisecond."""
 
 
-class Computation:
+class ResponseComputation:
     def __init__(
         self, answering: Answering, response: BackgroundResponse, making: Making, job: Job
     ) -> None:

@@ -18,7 +18,7 @@ from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.wording import kind_of
-from setpoint.frontend.apis.openai.bodies.tool_fields import Choice
+from setpoint.frontend.apis.openai.bodies.tool_fields import ToolSelection
 from setpoint.frontend.chat.chat_request import Tool
 from setpoint.frontend.chat.tools import check_name
 
@@ -97,23 +97,23 @@ class Toolbox:
         """The tool that a model's call names; None if no tool has this name."""
         return self._by_name.get(name)
 
-    def choice(self, value: Any) -> Choice:
+    def choice(self, value: Any) -> ToolSelection:
         """A body's ``tool_choice``. Raises RequestError (400)."""
         match value:
             case None | "auto":
-                return Choice()
+                return ToolSelection()
             case "none" | "required":
-                return Choice(value)
+                return ToolSelection(value)
             case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*given]}:
                 names = [
                     self._named(each, f"tool_choice.tools[{n}]") for n, each in enumerate(given)
                 ]
                 if not any(names):
                     raise RequestError("tool_choice.tools must name a tool that the client runs.")
-                return Choice(mode, allowed=tuple(filter(None, names)))
+                return ToolSelection(mode, allowed=tuple(filter(None, names)))
             case {"type": str()}:
                 if name := self._named(value, "tool_choice"):
-                    return Choice("required", named=name)
+                    return ToolSelection("required", named=name)
         raise RequestError(
             'tool_choice must be auto, none, required, {"type": "function", "name": "f"} (or the'
             ' type of another tool that the client runs), or {"type": "allowed_tools", "mode":'

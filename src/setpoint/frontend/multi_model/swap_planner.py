@@ -14,33 +14,33 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Place(StrEnum):
-    AWAY = "unloaded"
-    COMING = "loading"
-    HERE = "loaded"
-    GOING = "unloading"
+class LoadState(StrEnum):
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
 
 
 @dataclass(slots=True, frozen=True)
-class Admit:
+class AdmitRequests:
     """Send the model's waiting requests to its engine."""
 
     name: str
 
 
 @dataclass(slots=True, frozen=True)
-class Load:
+class LoadModel:
     name: str
 
 
 @dataclass(slots=True, frozen=True)
-class Unload:
+class UnloadModel:
     name: str
     why: str
 
 
 @dataclass(slots=True, frozen=True)
-class Close:
+class CloseModel:
     """Say that the model's new requests wait from now on, because another model has waited long
     enough for its room."""
 
@@ -48,13 +48,13 @@ class Close:
     wanted: str
 
 
-Action = Admit | Load | Unload | Close
+ModelAction = AdmitRequests | LoadModel | UnloadModel | CloseModel
 
 
 @dataclass(slots=True)
 class _Model:
     name: str
-    place: Place = Place.AWAY
+    state: LoadState = LoadState.UNLOADED
     is_open: bool = True
     """Whether new requests are admitted while it is loaded; False: another model has waited long
     enough, and gets this one's room once the admitted requests have ended."""
@@ -74,7 +74,7 @@ class _Model:
 
     @property
     def is_idle(self) -> bool:
-        return self.place is Place.HERE and not self.num_running and not self.waiting
+        return self.state is LoadState.LOADED and not self.num_running and not self.waiting
 
     @property
     def expires_at(self) -> float:
@@ -87,9 +87,10 @@ class _Model:
         return min(times, default=math.inf)
 
 
-class Turns:
-    """Contract: at most ``most`` models are not AWAY at any time; a model with admitted requests is
-    not unloaded; if admitted requests end, every waiting request is admitted at some time.
+class SwapPlanner:
+    """Contract: at most ``most`` models are not UNLOADED at any time; a model with admitted
+    requests is not unloaded; if admitted requests end, every waiting request is admitted at some
+    time.
 
     A model without requests makes room at once, the one first that has been idle for longest. If
     all loaded models have requests, a waiting model gets room after its oldest request has waited
@@ -101,8 +102,8 @@ class Turns:
         self._most = most
         self._turn_s = turn_s
 
-    def place(self, name: str) -> Place:
-        return self._models[name].place
+    def state(self, name: str) -> LoadState:
+        return self._models[name].state
 
     def num_running(self, name: str) -> int:
         return self._models[name].num_running
@@ -121,9 +122,9 @@ class Turns:
 
     def arrived(self, name: str, now: float) -> bool:
         """A request for the model has come. Returns whether it is admitted; otherwise it waits for
-        an Admit."""
+        an AdmitRequests."""
         model = self._models[name]
-        if model.place is Place.HERE and model.is_open:
+        if model.state is LoadState.LOADED and model.is_open:
             model.num_running += 1
             return True
         model.waiting.append(now)
@@ -149,66 +150,70 @@ class Turns:
     def wish(self, name: str, now: float) -> None:
         """Have the model loaded as if a request waited for it."""
         model = self._models[name]
-        if model.place is not Place.HERE and model.wished_at is None:
+        if model.state is not LoadState.LOADED and model.wished_at is None:
             model.wished_at = now
 
     def dismiss(self, name: str) -> None:
         """Have the model unloaded as soon as it has no requests."""
         model = self._models[name]
-        model.is_dismissed, model.wished_at = model.place is not Place.AWAY, None
+        model.is_dismissed, model.wished_at = model.state is not LoadState.UNLOADED, None
 
     def loaded(self, name: str, now: float) -> None:
-        """A Load is done, or the model was loaded at the start."""
+        """A LoadModel is done, or the model was loaded at the start."""
         model = self._models[name]
         model.wished_at = None
-        model.place, model.is_open = Place.HERE, True
+        model.state, model.is_open = LoadState.LOADED, True
         model.loaded_at = model.used_at = now
 
     def unloaded(self, name: str) -> None:
-        """An Unload is done."""
+        """An UnloadModel is done."""
         model = self._models[name]
-        model.place, model.is_dismissed = Place.AWAY, False
+        model.state, model.is_dismissed = LoadState.UNLOADED, False
 
     def failed(self, name: str) -> None:
-        """A Load has failed, or the model's engine has gone for good. The caller ends the requests
-        that wait."""
+        """A LoadModel has failed, or the model's engine has gone for good. The caller ends the
+        requests that wait."""
         model = self._models[name]
-        model.place, model.wished_at, model.is_dismissed = Place.AWAY, None, False
+        model.state, model.wished_at, model.is_dismissed = LoadState.UNLOADED, None, False
 
     def stayed(self, name: str, now: float) -> None:
-        """An Unload was impossible."""
-        self._models[name].place = Place.HERE
+        """An UnloadModel was impossible."""
+        self._models[name].state = LoadState.LOADED
         self._models[name].used_at = now
 
-    def step(self, now: float) -> list[Action]:
+    def step(self, now: float) -> list[ModelAction]:
         """What is to be done now. Call it after every event, and at the time ``next_at``."""
         models = list(self._models.values())
         coming = sorted(
-            (each for each in models if each.place is Place.AWAY and each.wanted_since < math.inf),
+            (
+                each
+                for each in models
+                if each.state is LoadState.UNLOADED and each.wanted_since < math.inf
+            ),
             key=lambda each: each.wanted_since,
         )
-        room = self._most - sum(each.place is not Place.AWAY for each in models)
-        found: list[Action] = []
+        room = self._most - sum(each.state is not LoadState.UNLOADED for each in models)
+        found: list[ModelAction] = []
         for model in coming[: max(room, 0)]:
-            model.place = Place.COMING
-            found.append(Load(model.name))
+            model.state = LoadState.LOADING
+            found.append(LoadModel(model.name))
         # Room that is being made, or will be, is for those who have waited longest.
         waiting = coming[max(room, 0) :]
-        being_made = sum(each.place is Place.GOING for each in models)
+        being_made = sum(each.state is LoadState.UNLOADING for each in models)
         found += self._make_room(waiting[being_made:], now)
         found += self._admit()
         for model in models:
             if model.is_idle and (model.is_dismissed or model.expires_at <= now):
-                model.place = Place.GOING
+                model.state = LoadState.UNLOADING
                 why = "a client asked for it" if model.is_dismissed else "its keep_alive has passed"
-                found.append(Unload(model.name, why))
+                found.append(UnloadModel(model.name, why))
         return found
 
-    def _make_room(self, waiting: list[_Model], now: float) -> list[Action]:
+    def _make_room(self, waiting: list[_Model], now: float) -> list[ModelAction]:
         """Unload models for these, in order, or close those that are to be unloaded once their
         requests have ended."""
-        found: list[Action] = []
-        here = [each for each in self._models.values() if each.place is Place.HERE]
+        found: list[ModelAction] = []
+        here = [each for each in self._models.values() if each.state is LoadState.LOADED]
         # A closed model without admitted requests comes first: it was closed for the oldest.
         free = sorted(
             (each for each in here if not each.num_running and (each.is_idle or not each.is_open)),
@@ -227,19 +232,19 @@ class Turns:
             if model is not None and model.num_running:
                 model.is_open = False
                 if model.name in were_open:
-                    found.append(Close(model.name, wanted.name))
+                    found.append(CloseModel(model.name, wanted.name))
             elif model is not None:
-                model.place = Place.GOING
-                found.append(Unload(model.name, f"{wanted.name} needs its room"))
+                model.state = LoadState.UNLOADING
+                found.append(UnloadModel(model.name, f"{wanted.name} needs its room"))
         return found
 
-    def _admit(self) -> list[Action]:
-        found: list[Action] = []
+    def _admit(self) -> list[ModelAction]:
+        found: list[ModelAction] = []
         for model in self._models.values():
-            if model.place is Place.HERE and model.is_open and model.waiting:
+            if model.state is LoadState.LOADED and model.is_open and model.waiting:
                 model.num_running += len(model.waiting)
                 model.waiting.clear()
-                found.append(Admit(model.name))
+                found.append(AdmitRequests(model.name))
         return found
 
     def next_at(self, now: float) -> float:
@@ -248,10 +253,10 @@ class Turns:
         for model in self._models.values():
             if model.is_idle:
                 times.append(model.expires_at)
-            if model.place is Place.AWAY and model.wanted_since < math.inf:
+            if model.state is LoadState.UNLOADED and model.wanted_since < math.inf:
                 times += [
                     max(model.wanted_since, each.loaded_at) + self._turn_s
                     for each in self._models.values()
-                    if each.place is Place.HERE and each.is_open
+                    if each.state is LoadState.LOADED and each.is_open
                 ]
         return min((each for each in times if each > now), default=math.inf)

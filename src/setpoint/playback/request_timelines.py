@@ -20,7 +20,7 @@ MAX_LIVES = 200_000
 
 
 @dataclass(slots=True)
-class Life:
+class RequestTimeline:
     """One request. Times are in seconds of the engine's clock, or None if the event did not happen
     during the recording."""
 
@@ -59,8 +59,8 @@ class Lives:
     """All requests of a recording, collected from its rows and records in their order."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Life] = {}
-        self._all: list[Life] = []
+        self._open: dict[int, RequestTimeline] = {}
+        self._all: list[RequestTimeline] = []
         """All requests, in the order of their arrival."""
         self._now = 0.0
         self.num_dropped = 0
@@ -89,7 +89,7 @@ class Lives:
                 self._end(read)
 
     def _arrive(self, seq_id: int, rid: str, num_prompt: int, limit: int | None) -> None:
-        life = Life(seq_id, rid, num_prompt, limit, self._now)
+        life = RequestTimeline(seq_id, rid, num_prompt, limit, self._now)
         self._open[seq_id] = life
         self._all.append(life)
         if len(self._all) > 2 * MAX_LIVES:
@@ -157,7 +157,7 @@ def _why(moment: Moment | None) -> str | None:
     return max(counts, key=lambda why: counts[why], default=None)
 
 
-def _row(life: Life, state: State, at: float) -> Row:
+def _row(life: RequestTimeline, state: State, at: float) -> Row:
     row = Row(
         rid=life.rid,
         state=state,
@@ -176,7 +176,7 @@ def _row(life: Life, state: State, at: float) -> Row:
     return row
 
 
-def _ended_row(life: Life, at: float, epoch: float) -> Row:
+def _ended_row(life: RequestTimeline, at: float, epoch: float) -> Row:
     ended = at if life.ended is None else life.ended
     row = _row(life, "ended", ended)
     row.output, row.end = life.num_outputs, life.end

@@ -38,7 +38,7 @@ _DECIDED = frozenset(field.name for field in LIVE) | {"decode_after_piece"}
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class ConfigInputs:
     """All inputs of a configuration (see ``resolve``)."""
 
     options: Options
@@ -62,7 +62,7 @@ class Asked:
             drawn_seed=self.drawn_seed,
         )
 
-    def with_values(self, values: Mapping[str, Scalar]) -> Asked:
+    def with_values(self, values: Mapping[str, Scalar]) -> ConfigInputs:
         """A copy of these inputs with other values for some options. None sets an option to its
         default, as if it had not been given."""
         given = {name for name, value in values.items() if value is not None}
@@ -78,7 +78,7 @@ class Asked:
 class Running:
     """The configuration of a serving engine, and the inputs that it follows from."""
 
-    asked: Asked
+    asked: ConfigInputs
     config: ResolvedConfig
     pool: PoolConfig
     num_slots: int
@@ -87,7 +87,7 @@ class Running:
     """Prompt tokens of the largest step that memory was planned for."""
 
     @staticmethod
-    def started(asked: Asked, config: ResolvedConfig, pool_tokens: int) -> Running:
+    def started(asked: ConfigInputs, config: ResolvedConfig, pool_tokens: int) -> Running:
         pool = resolve_pool(config, pool_tokens)
         return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
 

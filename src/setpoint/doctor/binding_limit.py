@@ -41,7 +41,8 @@ BY_CONTENTION: tuple[Limit, ...] = ("client-bound", "prefill-budget")
 """What a moment looks like in which other programs take the CPU: nothing waits, or prompts wait for
 steps that take long."""
 
-# The admission's reasons (core.records.Refusal); "blocked" only repeats the reason of the first.
+# The admission's reasons (core.records.AdmissionRefusal); "blocked" only repeats the reason of the
+# first.
 REASONS: dict[str, Limit] = {
     "no_slot": "seq-cap",
     "no_memory": "kv-conservative",
@@ -54,7 +55,7 @@ REASONS: dict[str, Limit] = {
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class SchedulerLimits:
     """The limits of a scheduler. None: unknown."""
 
     slots: float | None = None
@@ -71,7 +72,7 @@ class Limits:
     them waits for it, too."""
 
 
-def at_cap(moment: Moment, limits: Limits) -> bool:
+def at_cap(moment: Moment, limits: SchedulerLimits) -> bool:
     running = running_of(moment)
     if running is None or not limits.slots:
         return False
@@ -79,7 +80,7 @@ def at_cap(moment: Moment, limits: Limits) -> bool:
     return most >= AT_CAP * limits.slots or most >= limits.slots - 1 > 1
 
 
-def at_budget(moment: Moment, limits: Limits) -> bool:
+def at_budget(moment: Moment, limits: SchedulerLimits) -> bool:
     """Whether the moment's prefill batches used their budget of tokens."""
     if not limits.prefill_tokens or not moment.num_prefill:
         return False
@@ -107,14 +108,14 @@ def is_disturbed(moment: Moment) -> bool:
     return moment.cpu_s is not None and busy_s >= MIN_BUSY_S and moment.cpu_s < LEAST_SHARE * busy_s
 
 
-def binding_limit(moment: Moment, limits: Limits) -> Limit:
+def binding_limit(moment: Moment, limits: SchedulerLimits) -> Limit:
     """The limit that keeps more requests from running. Reasons that the scheduler itself gives for
     its refusals count for more than figures."""
     limit = _of_scheduler(moment, limits)
     return "cpu-contended" if limit in BY_CONTENTION and is_disturbed(moment) else limit
 
 
-def _of_scheduler(moment: Moment, limits: Limits) -> Limit:
+def _of_scheduler(moment: Moment, limits: SchedulerLimits) -> Limit:
     if not waits(moment) and not (moment.queue is None and moment.refusals):
         return _without_queue(moment)
     reason = _reason(moment)

@@ -14,7 +14,7 @@ FATAL = ("oom", "watchdog", "killed", "traceback")
 
 
 @dataclass(slots=True)
-class Life:
+class ServerRun:
     first_line: int
     facts: Facts = field(default_factory=Facts)
     ranks: dict[str, RankLog] = field(default_factory=dict)

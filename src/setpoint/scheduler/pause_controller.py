@@ -29,7 +29,7 @@ from setpoint.scheduler.state import State
 ENDED = Finish("abort", message=PAUSED)
 
 
-class Standstill:
+class PauseController:
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from setpoint.checkpoint.source import ModelSource
-from setpoint.config.live import Asked
+from setpoint.config.live_changes import ConfigInputs
 from setpoint.config.pool import memory_model
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
@@ -17,7 +17,7 @@ from setpoint.launch.job import EngineJob
 
 
 @dataclass(slots=True, frozen=True)
-class Several:
+class MachineShare:
     """How several models share the machine."""
 
     max_loaded: int
@@ -29,7 +29,7 @@ class Several:
 
 
 @dataclass(slots=True, frozen=True)
-class Served:
+class ServedModel:
     """What is served and how. All engines use this record, and none looks anything up again."""
 
     source: ModelSource
@@ -38,7 +38,7 @@ class Served:
     """The folder of the tokenizer; None with --skip-tokenizer-init."""
     template: str | None
     """The source of the chat template; None if the model has none."""
-    asked: Asked
+    asked: ConfigInputs
     """The inputs of ``config``, the options as the user gave them among them. A change of live
     options resolves them again."""
     config: ResolvedConfig
@@ -50,7 +50,7 @@ class Served:
     can use it."""
     handover_key: str = ""
     """See ``EngineJob``."""
-    several: Several | None = None
+    share: MachineShare | None = None
     """How the model shares the machine with others; None: it is the only one."""
 
     @property
@@ -61,7 +61,7 @@ class Served:
     def shared_name(self) -> str:
         """The name by which requests and the log tell the model from the server's others; "" if it
         is the only one."""
-        return "" if self.several is None else self.config.options.model.served_model_name or ""
+        return "" if self.share is None else self.config.options.model.served_model_name or ""
 
     @property
     def num_engines(self) -> int:
@@ -99,7 +99,7 @@ class Served:
             self.tells_prefixes,
             self.handover_key,
             is_standby,
-            "" if self.several is None else self.several.weights_folder,
+            "" if self.share is None else self.share.weights_folder,
             storage,
         )
 
@@ -109,4 +109,4 @@ class Served:
         available = self.asked.hardware.available_bytes
         if self.config.options.parallel.engine_standby:  # two have weights, and one fills its pool
             return available - memory_model(self.config, self.spec).weights()
-        return available if self.num_engines > 1 or self.several is not None else None
+        return available if self.num_engines > 1 or self.share is not None else None

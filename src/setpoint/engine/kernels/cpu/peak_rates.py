@@ -33,8 +33,9 @@ ROUNDS = 100_000
 is negligible."""
 
 
-class CpuLimits:
-    """Implements ``bench.breakdown.Limits``; each figure is measured when it is first asked for."""
+class CpuPeakRates:
+    """Implements ``bench.breakdown.PeakRates``; each figure is measured when it is first asked
+    for."""
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
         self._kernels = kernels
@@ -80,13 +81,13 @@ class CpuLimits:
         }
 
 
-def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
+def machine_limits(device: str, *, threads: int) -> CpuPeakRates | None:
     """The limits of this machine; None for a device or a machine that the kernels do not
     support."""
     if device != "cpu":
         return None
     try:
-        return CpuLimits(load(), threads)
+        return CpuPeakRates(load(), threads)
     except KernelsUnavailable:
         return None
 

@@ -25,7 +25,7 @@ FLAGS = {"kv_dtype": "--kv-cache-dtype", "capture": "whether steps are captured"
 
 
 @dataclass(slots=True, frozen=True)
-class Computation:
+class ComputationIdentity:
     engine: EngineConfig
     parallel: ParallelOptions
 
@@ -40,7 +40,7 @@ class Computation:
         load_format: str = self.engine.load_format
         return load_format == "dummy"
 
-    def with_weights(self, operation: LoadWeights) -> Computation:
+    def with_weights(self, operation: LoadWeights) -> ComputationIdentity:
         """The computation after other weights have been loaded."""
         folder, load_format = operation.folder, operation.load_format
         return replace(

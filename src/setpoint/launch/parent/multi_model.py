@@ -11,20 +11,20 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from setpoint.config.several import in_order_of_loading
+from setpoint.config.multi_model import in_order_of_loading
 from setpoint.core.awake import CLOCK
 from setpoint.core.errors import SetpointError
 from setpoint.launch.parent.engine_session import EngineSession
 
 if TYPE_CHECKING:
+    from setpoint.frontend.multi_model.models import ModelSwapper
     from setpoint.frontend.residence import Residence
     from setpoint.frontend.service import Service
-    from setpoint.frontend.several.models import SeveralModels
 
 logger = logging.getLogger(__name__)
 
 
-class SeveralSessions:
+class MultiModelSessions:
     """Has the interface of an EngineSession, for the engines of all models."""
 
     def __init__(self, sessions: Sequence[EngineSession], max_loaded: int) -> None:
@@ -51,7 +51,7 @@ class SeveralSessions:
         for session in self._sessions:
             session.exit_s = seconds
 
-    async def __aenter__(self) -> SeveralSessions:
+    async def __aenter__(self) -> MultiModelSessions:
         for session in self._sessions:
             await self._stack.enter_async_context(session)
         self.over: asyncio.Task[Any] = asyncio.create_task(self._until_over())
@@ -90,17 +90,17 @@ class SeveralSessions:
             session.shutdown()
 
     def _gone(
-        self, models: SeveralModels, name: str, session: EngineSession, _: asyncio.Future[None]
+        self, models: ModelSwapper, name: str, session: EngineSession, _: asyncio.Future[None]
     ) -> None:
         if not self._is_ending:
             logger.error("Model %s is not served any more: %s", name, session.death)
         models.gone(name)
 
     async def _services(self) -> tuple[Service, ...]:
-        from setpoint.frontend.several.models import SeveralModels
+        from setpoint.frontend.multi_model.models import ModelSwapper
 
         sessions = {_name(each): each for each in self._sessions}
-        models = SeveralModels(
+        models = ModelSwapper(
             {name: (each.client, each.may_load) for name, each in sessions.items()},
             most=self._max_loaded,
             clock=CLOCK,

@@ -13,7 +13,7 @@ from setpoint.core.errors import SourceError
 from setpoint.doctor.checks.check import Check
 from setpoint.doctor.checks.diagnose import diagnose
 from setpoint.doctor.findings import Report
-from setpoint.doctor.lives import main_report
+from setpoint.doctor.main_report import main_report
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.watched import WINDOW_S, Watched
 from setpoint.doctor.report import plots

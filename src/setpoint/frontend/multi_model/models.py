@@ -15,7 +15,15 @@ from contextlib import suppress
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.core.executor import Clock
 from setpoint.core.operations import MemoryPart
-from setpoint.frontend.several.turns import Action, Admit, Close, Load, Place, Turns, Unload
+from setpoint.frontend.multi_model.swap_planner import (
+    AdmitRequests,
+    CloseModel,
+    LoadModel,
+    LoadState,
+    ModelAction,
+    SwapPlanner,
+    UnloadModel,
+)
 from setpoint.ipc.client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -34,13 +42,13 @@ PARTS = list(MemoryPart)
 DISMISSED = "The model is not loaded: a client asked to unload it while this request waited for it."
 
 
-class Shared:
+class SwappedModel:
     """One of several models. Implements ``residence.Residence`` and ``ipc.gate.Gate``."""
 
     is_shared = True
 
     def __init__(
-        self, name: str, client: EngineClient, may_load: asyncio.Event, several: SeveralModels
+        self, name: str, client: EngineClient, may_load: asyncio.Event, several: ModelSwapper
     ) -> None:
         """may_load: set while an engine of this model may be started."""
         self.name = name
@@ -51,48 +59,48 @@ class Shared:
         self.wishes: list[asyncio.Future[None]] = []
         """Done when the model is loaded."""
         self._several = several
-        self._turns = several.turns
+        self._planner = several.planner
 
     @property
     def state(self) -> str:
-        return "ended" if self.client.lives.has_ended else str(self._turns.place(self.name))
+        return "ended" if self.client.lives.has_ended else str(self._planner.state(self.name))
 
     @property
     def expires_in_s(self) -> float:
-        return max(self._turns.expires_at(self.name) - self._several.now(), 0.0)
+        return max(self._planner.expires_at(self.name) - self._several.now(), 0.0)
 
     def keep(self, seconds: float) -> None:
-        self._turns.keep(self.name, seconds, self._several.now())
+        self._planner.keep(self.name, seconds, self._several.now())
         self._several.wake()
 
     async def load(self) -> None:
         if self.client.lives.has_ended:
             self.client.choose()  # raises the reason
-        if self._turns.place(self.name) is not Place.HERE:
-            self._turns.wish(self.name, self._several.now())
+        if self._planner.state(self.name) is not LoadState.LOADED:
+            self._planner.wish(self.name, self._several.now())
             wish = asyncio.get_running_loop().create_future()
             self.wishes.append(wish)
             self._several.wake()
             await wish
 
     def dismiss(self) -> None:
-        self._turns.dismiss(self.name)
-        if self._turns.place(self.name) is not Place.COMING:
+        self._planner.dismiss(self.name)
+        if self._planner.state(self.name) is not LoadState.LOADING:
             self._fail_wishes(RequestError(DISMISSED, status_code=409))
         self._several.wake()
 
     def arrived(self) -> bool:
-        is_admitted = self._turns.arrived(self.name, self._several.now())
+        is_admitted = self._planner.arrived(self.name, self._several.now())
         if not is_admitted:
             self._several.wake()
         return is_admitted
 
     def ended(self) -> None:
-        self._turns.ended(self.name, self._several.now())
+        self._planner.ended(self.name, self._several.now())
         self._several.wake()
 
     def gave_up(self, position: int) -> None:
-        self._turns.gave_up(self.name, position)
+        self._planner.gave_up(self.name, position)
         self._several.wake()
 
     def fail(self, error: SetpointError) -> None:
@@ -107,7 +115,7 @@ class Shared:
                 wish.set_exception(error)
 
 
-class SeveralModels:
+class ModelSwapper:
     """All models. ``run`` carries out what ``turns`` decides."""
 
     def __init__(
@@ -119,16 +127,16 @@ class SeveralModels:
     ) -> None:
         """models: name -> client and ``may_load`` of each, in their order. most: how many may be
         loaded at the same time."""
-        self.turns = Turns([*models], most=most, turn_s=TURN_S)
+        self.planner = SwapPlanner([*models], most=most, turn_s=TURN_S)
         self.now = clock.now
-        self.models = {name: Shared(name, *parts, self) for name, parts in models.items()}
+        self.models = {name: SwappedModel(name, *parts, self) for name, parts in models.items()}
         self._changed = asyncio.Event()
         self._working: set[asyncio.Task[None]] = set()
 
     def loaded(self, name: str) -> None:
         """Share the room with a model, whose engine is loaded now for the first time."""
         model = self.models[name]
-        self.turns.loaded(name, self.now())
+        self.planner.loaded(name, self.now())
         model.client.gate = model
 
     def wake(self) -> None:
@@ -140,7 +148,7 @@ class SeveralModels:
         model = self.models[name]
         model.may_load.clear()
         model.fail(EngineDeadError(f"The engine of the model {name} has ended."))
-        self.turns.failed(name)
+        self.planner.failed(name)
         self.wake()
 
     async def run(self) -> None:
@@ -148,9 +156,9 @@ class SeveralModels:
         try:
             while True:
                 self._changed.clear()
-                for action in self.turns.step(self.now()):
+                for action in self.planner.step(self.now()):
                     self._begin(action)
-                left_s = self.turns.next_at(self.now()) - self.now()
+                left_s = self.planner.next_at(self.now()) - self.now()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(None if left_s == math.inf else max(left_s, 0.001)):
                         await self._changed.wait()
@@ -166,35 +174,35 @@ class SeveralModels:
             except RequestError:  # the engine has not noticed yet that it is idle
                 await asyncio.sleep(AGAIN_S)
             else:
-                self.turns.unloaded(name)
+                self.planner.unloaded(name)
                 return
 
-    def _begin(self, action: Action) -> None:
+    def _begin(self, action: ModelAction) -> None:
         match action:
-            case Admit(name):
+            case AdmitRequests(name):
                 self.models[name].client.admit_held()
                 return
-            case Close(name, wanted):
-                num_open = self.turns.num_running(name)
+            case CloseModel(name, wanted):
+                num_open = self.planner.num_running(name)
                 logger.info(
                     "Model %s has been wanted for %.1f s while all loaded models have requests. New"
                     " requests of model %s wait from now on, and it is unloaded as soon as %s.",
                     wanted,
-                    self.now() - self.turns.wanted_since(wanted),
+                    self.now() - self.planner.wanted_since(wanted),
                     name,
                     "its open request ends" if num_open == 1 else f"its {num_open} open ones end",
                 )
                 return
-            case Load(name):
+            case LoadModel(name):
                 work = self._load(self.models[name])
-            case Unload(name, why):
+            case UnloadModel(name, why):
                 work = self._unload(self.models[name], why)
         task = asyncio.create_task(work)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
-    async def _load(self, model: Shared) -> None:
-        began, since = self.now(), self.turns.wanted_since(model.name)
+    async def _load(self, model: SwappedModel) -> None:
+        began, since = self.now(), self.planner.wanted_since(model.name)
         model.may_load.set()
         try:
             await self._take_again(model)
@@ -202,14 +210,14 @@ class SeveralModels:
             logger.error("The model %s cannot be loaded: %s", model.name, error)
             model.client.orders.why_no_weights = ""  # the next request tries it again
             model.may_load.clear()
-            self.turns.failed(model.name)
+            self.planner.failed(model.name)
             model.fail(error)
         else:
             took_s = self.now() - began
             model.num_loads += 1
             model.load_s += took_s
-            waited = _waited(self.turns.num_waiting(model.name), self.now() - since)
-            self.turns.loaded(model.name, self.now())
+            waited = _waited(self.planner.num_waiting(model.name), self.now() - since)
+            self.planner.loaded(model.name, self.now())
             for wish in model.wishes:
                 if not wish.done():
                     wish.set_result(None)
@@ -217,7 +225,7 @@ class SeveralModels:
             logger.info("Model %s is loaded, which took %.3f s: %s.", model.name, took_s, waited)
         self.wake()
 
-    async def _take_again(self, model: Shared) -> None:
+    async def _take_again(self, model: SwappedModel) -> None:
         """Have the engine take its memory again, or wait until one has been started."""
         client = model.client
         if client.is_ready:
@@ -235,7 +243,7 @@ class SeveralModels:
                 raise EngineDeadError(STOPPED)
             await asyncio.sleep(LOOK_S)
 
-    async def _unload(self, model: Shared, why: str) -> None:
+    async def _unload(self, model: SwappedModel, why: str) -> None:
         began = self.now()
         try:
             await self._give_back(model)
@@ -243,15 +251,15 @@ class SeveralModels:
             logger.debug("Model %s is not unloaded yet: %s", model.name, error)
             model.may_load.set()
             await asyncio.sleep(AGAIN_S)
-            self.turns.stayed(model.name, self.now())
+            self.planner.stayed(model.name, self.now())
         else:
-            self.turns.unloaded(model.name)
+            self.planner.unloaded(model.name)
             logger.info(
                 "Model %s is unloaded, which took %.3f s: %s.", model.name, self.now() - began, why
             )
         self.wake()
 
-    async def _give_back(self, model: Shared) -> None:
+    async def _give_back(self, model: SwappedModel) -> None:
         """Have the engine give its memory back. Raises RequestError if it is not idle."""
         client = model.client
         model.may_load.clear()

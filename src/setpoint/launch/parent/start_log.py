@@ -14,13 +14,13 @@ from setpoint.config.environment import unread_variables
 from setpoint.config.options import OPTION_FIELDS, server_args
 from setpoint.config.pool import memory_model
 from setpoint.launch.decision_log import log_decisions
-from setpoint.launch.parent.served import Served
+from setpoint.launch.parent.served_model import ServedModel
 from setpoint.observe.logline import FOR_FILES, gib
 
 logger = logging.getLogger(__name__)
 
 
-def announce(served: Served, environ: Mapping[str, str]) -> None:
+def log_configuration(served: ServedModel, environ: Mapping[str, str]) -> None:
     """Log the model, the options, the decisions, and the environment variables without effect."""
     config = served.config
     logger.info("Model: %s (%s)", served.source.name, served.source.origin)

@@ -9,7 +9,7 @@ from typing import Any
 
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.keywords import as_keywords, naming_keywords
-from setpoint.config.live import LIVE, Running, read_values
+from setpoint.config.live_changes import LIVE, Running, read_values
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.live_options import FrontendSettings, LiveOption, Proposal
 from setpoint.launch.settings import live_settings

@@ -32,7 +32,7 @@ _ITS_OWN = {
 """The signals of a crash, which the work itself brings about."""
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     cpu_s: float
     """CPU time for one job."""
     memory_bytes: int
@@ -86,7 +86,7 @@ def ending(code: int, *, cpu_s: float, memory_bytes: int) -> Ending:
 STOPPED = Ending("was stopped by a signal (SIGSTOP)", False)
 
 
-class Standstill:
+class StopDetector:
     """Notices that a process is stopped, by looking again and again."""
 
     def __init__(self) -> None:
