@@ -15,14 +15,16 @@ FOR_FILES = ("server_args=", "Load weight end.", "KV Cache is allocated.", "max_
 def test_a_terminal_gets_few_short_lines(tiny_model: Path) -> None:
     model, port = str(tiny_model), str(free_port())
     arguments = ["serve", "--model-path", model, "--dtype", "float32", "--port", port]
-    with terminal(["-m", "setpoint.cli", *arguments, "--skip-server-warmup"]) as server:
-        before = server.expect("Ready: http://127.0.0.1")
+    with terminal(["-m", "setpoint.cli", *arguments]) as server:
+        before = server.expect("message.content)")
         server.type(CTRL_C)
         server.end()
     # Progress comes when the start takes long, and is not counted.
     lines = [line for line in before.splitlines() if line and "Loading " not in line]
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= MOST_CHARACTERS
+    assert any("] Prefill batch, " in line for line in lines), "the warm-up"
+    assert f"\n\nReady: http://127.0.0.1:{port}\n" in before.replace("\r", "")
     assert not [word for word in FOR_FILES if word in before]
     assert re.search(r"\] Memory: the weights take .* KV cache up to .* tokens; .* left\.", before)
     assert "] Limits: 4,096 tokens per request (--context-length), " in before

@@ -83,7 +83,7 @@ def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
         assert len(said) == len(START_UP), server.errors
         ready, console, *example = filter(None, server.output.splitlines())
         assert (ready, console) == (f"Ready: {server.url}", f"Console: {server.url}/console")
-        assert len(example) == 5
+        assert len(example) == 4
         stamp = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ")
         assert all(stamp.match(line) for line in server.errors.splitlines())
         assert f"max_total_num_tokens={server.state()['pool']['total']}," in server.errors

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.bodies import BodyParser
@@ -37,6 +37,7 @@ from setpoint.frontend.telemetry.request_log import RequestLog
 from setpoint.frontend.telemetry.watching import Doctor, Watch
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unread import Unread
+from setpoint.frontend.workers import Worker
 from setpoint.ipc.client import EngineClient
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def compose(
     book: RequestBook | None = None,
     readers: Sequence[Reader] = (),
     make_doctor: Callable[[Info], Doctor] | None = None,
-    workers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    workers: Sequence[Worker] = (),
     at_end: Sequence[Callable[[], None]] = (),
 ) -> Service:
     """of_server: None for the only model. prefill_servers, pairing: see JobMaker. book: the one

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.checkpoint_names import Checkpoints
@@ -21,6 +21,7 @@ from setpoint.frontend.supervision import Supervisor
 from setpoint.frontend.telemetry.request_events import RequestEvents
 from setpoint.frontend.telemetry.watching import Watch
 from setpoint.frontend.unread import Unread
+from setpoint.frontend.workers import Worker
 from setpoint.ipc.client import EngineClient
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class Service:
     watch: Watch
     """Watches only while somebody runs it."""
     metrics: Metrics | None
-    workers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    """Run while the server serves, and are cancelled when it begins to end."""
+    workers: Sequence[Worker] = ()
     at_end: Sequence[Callable[[], None]] = ()
     """Called once, in a thread, when all requests have ended: what waits to be sent elsewhere.
     They may block, and are not waited for for ever."""

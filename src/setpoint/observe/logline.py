@@ -172,12 +172,15 @@ class LogLines:
         device: str,
         request_times: bool = False,
         work: WorkMeter | None = None,
+        is_short: bool = False,
     ) -> None:
         """figures, work: must get each record before this object does. request_times: write a line
-        for each request that ends."""
+        for each request that ends. is_short: leave out of a prefill's line what a person at a
+        terminal needs least, since the whole of it has more than 200 characters."""
         self._figures = figures
         self._work = work
         self._request_times = request_times
+        self._is_short = is_short
         self._not_handed: dict[str, tuple[float, int]] = {}
         """Why prompts were not handed over -> (when that was logged, how often it came since)."""
         self._contention = Contention()
@@ -248,20 +251,20 @@ class LogLines:
         )
 
     def _prefill(self, stats: StepDone) -> None:
+        pending = f" #pending-token: {stats.num_pending_tokens},"
+        graph = f"{self._graph}: {stats.way != EAGER}, "
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
-            " #running-req: %d, #queue-req: %d, #pending-token: %d, %s%s: %s, input throughput"
-            " (token/s): %.2f%s",
+            " #running-req: %d, #queue-req: %d,%s %s%sinput throughput (token/s): %.2f%s",
             stats.num_prefill_rows,
             stats.num_new_tokens,
             stats.num_cached_tokens,
             stats.pool.usage,
             stats.num_running,
             stats.num_queued,
-            stats.num_pending_tokens,
+            "" if self._is_short else pending,
             _handover_words(stats),
-            self._graph,
-            stats.way != EAGER,
+            "" if self._is_short else graph,
             self._figures.input_throughput,
             "" if self._work is None else self._work.prefill_words(),
         )

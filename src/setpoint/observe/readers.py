@@ -3,6 +3,8 @@ are enabled."""
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from setpoint.core.control import (
@@ -38,7 +40,13 @@ class EngineReaders(Tee):
         meter = None if work is None else WorkMeter(work, self._figures)
         self.moments = MomentKeeper(epoch=epoch)
         self._metrics = EngineMetrics(self._figures, meter) if metrics else None
-        lines = LogLines(self._figures, device=device, request_times=request_times, work=meter)
+        lines = LogLines(
+            self._figures,
+            device=device,
+            request_times=request_times,
+            work=meter,
+            is_short=sys.stderr.isatty(),
+        )
         readers = (self._figures, meter, lines, self.moments, self._metrics)
         super().__init__(*(each for each in readers if each is not None))
 

@@ -161,27 +161,40 @@ def test_what_is_shown_of_a_string() -> None:
     assert excerpt("abcd\n" * 1000, 6) == r"abcd\na… (5000 characters)"
 
 
+def step_done(num_prefill_rows: int, *, way: str = "eager") -> StepDone:
+    pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
+    return StepDone(
+        step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
+        num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_preparing=0, num_pending_tokens=0,
+        num_sampled=1, pool=pool, new_token_ratio=0.5, way=way,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("way", ["eager", "replay", "compiled"])
 def test_a_line_says_whether_its_step_was_replayed(
     device: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = log_lines(device=device, decode_log_interval=1)
-    pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
     with caplog.at_level(logging.INFO):
         for num_prefill_rows in (1, 0):
-            lines.on(
-                StepDone(
-                    step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
-                    num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_preparing=0, num_pending_tokens=0,
-                    num_sampled=1, pool=pool, new_token_ratio=0.5, way=way,
-                )
-            )  # fmt: skip
+            lines.on(step_done(num_prefill_rows, way=way))
     assert [
         f", {device} graph: {way != 'eager'}, " in record.getMessage() for record in caplog.records
     ] == [
         True,
         True,
+    ]
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_line_for_a_terminal_is_shorter(is_short: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        LogLines(Figures(decode_log_interval=1), device="cpu", is_short=is_short).on(step_done(1))
+    more = "" if is_short else "#pending-token: 0, cpu graph: False, "
+    assert caplog.messages == [
+        "Prefill batch, #new-seq: 1, #new-token: 0, #cached-token: 0, token usage: 0.40,"
+        f" #running-req: 1, #queue-req: 0, {more}input throughput (token/s): 0.00"
     ]
 
 

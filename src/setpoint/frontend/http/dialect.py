@@ -7,7 +7,7 @@ folder in ``frontend/apis`` and its entry in ``frontend/apis/dialects.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -15,9 +15,7 @@ from starlette.types import Scope
 
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.refusal import Refusal
-
-Worker = Callable[[], Coroutine[Any, Any, None]]
-"""Runs while the server serves, and is cancelled when it begins to end."""
+from setpoint.frontend.workers import Worker
 
 
 class Dialect(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 
 from setpoint.config.environment import EnvSettings
@@ -15,8 +16,7 @@ from setpoint.tiers.file_store import FileLimits, FileStore
 from setpoint.tiers.remote_store import Client, RemoteStore
 from setpoint.tiers.store import Store, StoreError
 
-CLIENT_METHODS = ("check", "num_leading", "get", "head", "put", "remove", "names", "close")
-"""The methods of ``tiers.remote_store.Client``."""
+_METHODS = [name for name, each in vars(Client).items() if isfunction(each) and name[0] != "_"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +77,7 @@ def _own_client(config: StorageConfig) -> Client:
     name = f"{config.module_path}.{config.class_name}"
     try:
         kind = getattr(importlib.import_module(str(config.module_path)), str(config.class_name))
-        missing = [each for each in CLIENT_METHODS if not hasattr(kind, each)]
+        missing = [each for each in _METHODS if not hasattr(kind, each)]
         if missing:
             raise TypeError(f"it has no {' and no '.join(missing)}")
         client: Client = kind(**config.options)

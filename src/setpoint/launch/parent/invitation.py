@@ -41,16 +41,14 @@ def invitation(
     name, called = f'"model": "{model}", ' if model else "", f'"{model or "default"}"'
     if is_embedding:
         path, body = "embeddings", f'{{{name}"input": {_json(TEXTS)}}}'
-        call, result = (
-            f"client.embeddings.create(model={called}, input={_json(TEXTS)})",
-            "answer.data[0].embedding[:8]",
-        )
+        call = f"client.embeddings.create(model={called}, input={_json(TEXTS)})"
+        result = "data[0].embedding[:8]"
     else:
         messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
         path, body = "chat/completions", f'{{{name}"messages": {messages}, "max_tokens": 64}}'
         call = f"client.chat.completions.create(model={called}, messages={messages}, max_tokens=64)"
-        result = "answer.choices[0].message.content"
-    imported, api_key = ("import os\n\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
+        result = "choices[0].message.content"
+    imported, api_key = ("import os\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
     return f"""
 Ready: {url}
 Console: {url}/console
@@ -58,10 +56,8 @@ Console: {url}/console
 curl {url}/v1/{path} -H "Content-Type: application/json"{key} -d '{body}'
 
 {imported}from openai import OpenAI  # pip install openai
-
 client = OpenAI(base_url="{url}/v1", api_key={api_key})
-answer = {call}
-print({result})
+print({call}.{result})
 """
 
 
@@ -74,7 +70,7 @@ def _with_ids(url: str, key: str, *, has_key: bool, is_embedding: bool) -> str:
         route, result = "generate", '["output_ids"]'
     imported, headers = "", ""
     if has_key:
-        imported = "import os\n\n"
+        imported = "import os\n"
         headers = ', headers={"Authorization": "Bearer " + os.environ["API_KEY"]}'
     return f"""
 Ready: {url}
@@ -83,7 +79,6 @@ Console: {url}/console
 curl {url}/{route} -H "Content-Type: application/json"{key} -d '{body}'
 
 {imported}import httpx  # pip install httpx
-
 answer = httpx.post("{url}/{route}", json={body}{headers}, timeout=60)
 print(answer.json(){result})
 """

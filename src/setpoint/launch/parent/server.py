@@ -41,10 +41,10 @@ from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.progress_display import in_the_log
 
 if TYPE_CHECKING:
-    from setpoint.frontend.http.dialect import Worker
     from setpoint.frontend.http.serve import Server
     from setpoint.frontend.service import Service
     from setpoint.frontend.storage.storage import Storage
+    from setpoint.frontend.workers import Worker
     from setpoint.ipc.block_sink import BlockSink
 
 logger = logging.getLogger(__name__)
