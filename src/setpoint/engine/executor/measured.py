@@ -26,7 +26,7 @@ from setpoint.engine.quant.grouped import GroupedWeight
 from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.runner.eager_way import EagerWay
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.replay_way import ReplayWay
+from setpoint.engine.runner.way import TimedWay
 
 PROGRAM_KINDS = {
     "norm": "elementwise",
@@ -95,8 +95,8 @@ class MeasuredStep:
         return self._step.result()
 
 
-def _replay_of(runner: ModelRunner) -> ReplayWay | None:
-    return next((way for way in runner.ways if isinstance(way, ReplayWay)), None)
+def _replay_of(runner: ModelRunner) -> TimedWay | None:
+    return next((way for way in runner.ways if isinstance(way, TimedWay)), None)
 
 
 def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:

@@ -37,10 +37,9 @@ from setpoint.engine.runner.forward_pass import ForwardPass, StepLogits
 from setpoint.engine.runner.hidden_state_rows import HiddenStateCollector
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooled_rows import Pooled, Pooler
-from setpoint.engine.runner.replay_way import ReplayWay
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.runner.step_footprint import activation_bytes
-from setpoint.engine.runner.way import Ran, Way
+from setpoint.engine.runner.way import Ran, Way, captured_way
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
 from setpoint.engine.sampling.sampler import Sampled, concatenate, masks_of, sample
 
@@ -359,14 +358,14 @@ class ModelRunner:
         if not self.capture:
             return
         try:
-            replay = ReplayWay(
+            captured = captured_way(
                 self.forward_pass, self.backends, with_head=self.spec.pooling is None
             )
         except (NotCapturable, KernelsUnavailable) as reason:
             self.why_eager = str(reason)
         else:
-            self.why_eager = replay.why_eager_head
-            self.ways.insert(0, replay)
+            self.why_eager = captured.why_eager_head
+            self.ways.insert(0, captured)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots. Returns None if no

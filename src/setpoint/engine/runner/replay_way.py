@@ -23,7 +23,7 @@ from setpoint.engine.runner.way import Ran
 
 
 class ReplayWay:
-    """Implements ``runner.way.Way``."""
+    """Implements ``runner.way.CapturedWay`` and ``TimedWay``."""
 
     name = "replay"
 
@@ -71,15 +71,10 @@ class ReplayWay:
         return self._pass.logits(hidden, self._backends)
 
     def start_timing(self) -> None:
-        """Measure the kernels from now on."""
         self._is_timed = True
         self._program.start_timing()
 
     def take_times(self) -> dict[str, float]:
-        """Seconds per kind of kernel (``kernels.program.KINDS``) since the last call.
-
-        What was measured before the slot table grew is lost.
-        """
         return self._program.take_times()
 
     def _record(self) -> None:
@@ -93,8 +88,6 @@ class ReplayWay:
             self._hidden = self._pass.hidden(inputs, self._backends)
         self._answer: StepLogits | None = None
         self.why_eager_head = ""
-        """Why the recording does not include the logits; empty if it does, or if the model has no
-        logits."""
         if self._with_head:
             try:
                 with recorder.recording("samples", products="head"):

@@ -1,4 +1,4 @@
-"""The interface of the ways to run a forward pass.
+"""The interface of the ways to run a forward pass, and the table of those that capture steps.
 
 A way works on the rows of one step. It knows nothing of plans or sampling.
 """
@@ -6,12 +6,20 @@ A way works on the rows of one step. It knows nothing of plans or sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from setpoint.engine.kernels.kernel_registry import resolve
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch
-from setpoint.engine.runner.forward_pass import StepLogits
+from setpoint.engine.runner.forward_pass import ForwardPass, StepLogits
+
+CAPTURED = {"cpu": "setpoint.engine.runner.replay_way:ReplayWay"}
+"""Device type -> factory ``create(forward_pass, backends, *, with_head) -> CapturedWay``, for the
+devices that capture steps. It raises NotCapturable with the reason if this model's cannot be, and
+KernelsUnavailable if what captures cannot run here."""
 
 
 class Way(Protocol):
@@ -58,3 +66,33 @@ class Ran:
     """[>= T, H]."""
     answer: StepLogits | None
     """None if logits were not wanted."""
+
+
+class CapturedWay(Way, Protocol):
+    """A way that captured the forward pass when it was made, and repeats it."""
+
+    why_eager_head: str
+    """Why the logits are not captured too; empty if they are, or if the model has none."""
+
+
+@runtime_checkable
+class TimedWay(Protocol):
+    """A way that can measure its kernels."""
+
+    def start_timing(self) -> None:
+        """Measure the kernels from now on."""
+        ...
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds per kind of kernel (``kernels.program.KINDS``) since the last call. What was
+        measured before the slot table grew is lost."""
+        ...
+
+
+def captured_way(forward_pass: ForwardPass, backends: Backends, *, with_head: bool) -> CapturedWay:
+    """The way of the forward pass's device that captures steps. with_head: whether the model has
+    logits. Raises NotCapturable or KernelsUnavailable with the reason if there is none."""
+    kind = forward_pass.device.type
+    if kind not in CAPTURED:
+        raise KernelsUnavailable(f"no step can be captured on {kind}")
+    return resolve(CAPTURED[kind])(forward_pass, backends, with_head=with_head)
