@@ -96,7 +96,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "engine": (set(), set()),
-    "engine.kernels": ({"core"}, {"numpy", "torch"}),
+    "engine.kernels": ({"core"}, {"numpy", "torch", "triton"}),
     "engine.attention": ({"core", "engine.kernels"}, {"numpy", "torch"}),
     "engine.quant": ({"core", "engine.kernels"}, {"torch"}),
     "engine.parallel": ({"core", "engine.kernels"}, {"torch"}),
