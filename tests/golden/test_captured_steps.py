@@ -96,7 +96,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     )
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("architecture", MODELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> None:

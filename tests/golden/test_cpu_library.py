@@ -14,8 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from setpoint.engine.kernels.cpu import build, calls, library
+from setpoint.engine.kernels.kernel_registry import choose_ops
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -36,6 +38,8 @@ from setpoint.engine.kernels.cpu import build, library
 build.FLAGS = tuple(flag.replace("-O3", "-O0") for flag in build.FLAGS)
 """
 """For a library that is loaded, not used."""
+
+
 CHOOSE = """
 import torch
 from setpoint.engine.kernels.kernel_registry import choose_ops
@@ -44,9 +48,12 @@ print(choice.name, '|', choice.fallback)
 """
 
 
-def test_without_a_compiler_the_reference_runs_and_says_why():
-    output = run_python(CHOOSE, CXX="no-such-compiler")
-    assert output.strip() == "ref | cpu: no C++ compiler: 'no-such-compiler' is not on the PATH"
+def test_without_a_compiler_the_reference_runs_and_says_why(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library._load.cache_clear()
+    choice = choose_ops(torch.device("cpu"), torch.bfloat16)
+    assert choice.name == "ref"
+    assert choice.fallback == "cpu: no C++ compiler: 'no-such-compiler' is not on the PATH"
 
 
 def test_a_failing_compiler_is_a_reason(tmp_path):
@@ -146,9 +153,9 @@ def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     assert level == "scalar"
 
 
-def test_a_level_can_be_forced_and_an_unknown_one_is_refused():
-    code = "from setpoint.engine.kernels.cpu import library; print(library.load().level)"
-    assert run_python(code, SETPOINT_CPU_ISA="scalar").strip() == "scalar"
+def test_a_level_can_be_forced_and_an_unknown_one_is_refused(monkeypatch):
+    monkeypatch.setenv("SETPOINT_CPU_ISA", "scalar")
+    assert library.load().level == "scalar"
     with pytest.raises(KernelsUnavailable, match="cannot run the level 'sse9'"):
         library.load("sse9")
 

@@ -67,7 +67,7 @@ def config_of(folder: Path, **fields: Any) -> EngineConfig:
     return EngineConfig(str(folder), read_spec(folder), **(given | fields))
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("size", LOADS)
 @pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])

@@ -125,6 +125,7 @@ def outcome(
         return found, executor.checksums, loads.num_tokens, loads.num_unused
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("change", [id, tie])
 def test_whole_experts_on_ranks(

@@ -224,6 +224,7 @@ MIXTURES = {
 """Model type -> the first golden model of it."""
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("name", MIXTURES)
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
 def test_tokens_do_not_depend_on_the_batch(

@@ -85,6 +85,7 @@ class FixedSizes:
         self.num_bytes = sum(graph.program.num_bytes for graph in self._graphs.values())
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("architecture", MODELS)
 def test_a_padded_step_has_the_bits_of_the_eager_one(architecture: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, of_architecture(architecture))

@@ -78,7 +78,7 @@ def test_texts_are_as_likely_as_transformers_says(tmp_path: Path, kinds: str) ->
         assert sum_of_logprobs(runner, ids) == pytest.approx(theirs, abs=0.01)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
     path, checkpoint = write_model(tmp_path, architecture, KINDS["Q4_1 and Q8_0"])
@@ -95,6 +95,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str) -> 
     assert found.parameters[0] == found.parameters[1] == found.parameters[2]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     "kinds",
     [next(iter(KINDS)), *(pytest.param(each, marks=pytest.mark.full) for each in [*KINDS][1:])],
@@ -121,6 +122,7 @@ def test_answers_are_those_of_the_checkpoint_bit_for_bit(
         assert all(expert.gate_up_proj.blocks and expert.down.blocks for expert in mlp.experts)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_the_plan_of_memory_counts_the_blocks(tmp_path: Path, architecture: str) -> None:
     folder = convert(write_model(tmp_path, architecture, KINDS["Q4_0"])[0])

@@ -76,6 +76,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(("size", "keys"), [(2, LLAMA), (2, HEADS_9_3), (3, HEADS_9_3), (4, LLAMA)])
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8"])
 def test_the_bits_of_one_rank(
@@ -87,7 +88,7 @@ def test_the_bits_of_one_rank(
     assert same(one[1], several[1])
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_partial_sums_in_float64(golden, tmp_path: Path) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

@@ -54,6 +54,7 @@ def test_tiny_model(tmp_path: Path, golden: Golden, device: str) -> None:
     check(tmp_path, golden, device)
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_the_definition_in_float64(tmp_path: Path, golden: Golden, device: str) -> None:
     check(tmp_path, golden, device, dtype="float64")

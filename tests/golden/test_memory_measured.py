@@ -184,7 +184,12 @@ def outcome(
     ("gib", "options"),
     [
         pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16}, id="0.5"),
-        pytest.param(1.0, {"dtype": "float32", "page_size": 1}, id="1-float32"),
+        pytest.param(
+            1.0,
+            {"dtype": "float32", "page_size": 1},
+            id="1-float32",
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             0.5,
             {"dtype": "bfloat16", "page_size": 16, "quantization": "w8a8_int8"},

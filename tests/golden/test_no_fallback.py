@@ -108,6 +108,7 @@ def test_gguf_files(model: str, embedding: str | None, tie: bool, tmp_path: Path
     assert not refused(found)
 
 
+@pytest.mark.cases(5)
 @each_level
 @pytest.mark.parametrize("model", ["gemma3", "qwen3moe", "deepseek2"])
 def test_levels(model: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

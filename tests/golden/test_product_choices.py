@@ -81,6 +81,7 @@ def test_bf16_has_the_same_bits_however_it_is_multiplied(columns, k, gate, level
             assert all_equal([packed(x) for _ in implementations(level, "bf16")]), (rows, b)
 
 
+@pytest.mark.cases(19)
 @each_level
 @pytest.mark.parametrize("kind", block_linear.KINDS)
 def test_blocks_have_the_same_bits_however_they_are_multiplied(kind, level):

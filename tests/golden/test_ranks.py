@@ -82,7 +82,7 @@ def assert_same(config: EngineConfig, sizes: tuple[int, ...], chunk: int = 1 << 
     assert len(set(alone[1])) > 10
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     folder = write_tiny(tmp_path, MODELS[name])

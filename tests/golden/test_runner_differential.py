@@ -71,6 +71,7 @@ def wanted(driver_of: Make) -> dict[int, list[int]]:
     return {slot: driver.generate({slot: ids}, 24)[slot] for slot, ids in PROMPTS.items()}
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize(
     "page_size",
     [pytest.param(1, marks=pytest.mark.full), 4, pytest.param(16, marks=pytest.mark.full)],

@@ -113,7 +113,7 @@ def wanted(model: Model) -> list[list[int]]:
     return [answers(harness, [prompt])[0] for prompt in PROMPTS]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("page_size", "variant"),
     [

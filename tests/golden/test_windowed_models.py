@@ -53,6 +53,7 @@ def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
     return torch.stack(logits)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("config", [GEMMA2, GEMMA3], ids=["gemma2", "gemma3"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 4), (5, 1), (3, 1)])
 def test_bfloat16_is_no_worse_than_transformers(

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -53,9 +53,23 @@ token again and again."""
 
 def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     """Write a random model of any architecture that transformers knows, with the tensors that it
-    would save; returns the folder."""
+    would save; returns the folder. A process computes the tensors of one model once."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    for name, content in _files(json.dumps(config, indent=1), seed).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@cache
+def _files(config: str, seed: int) -> dict[str, bytes]:
+    """Name -> content of the files of a random model."""
+    with tempfile.TemporaryDirectory() as folder:
+        _compute_tiny(Path(folder), config, seed)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _compute_tiny(folder: Path, config: str, seed: int) -> None:
+    (folder / "config.json").write_text(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     rng = np.random.default_rng(seed)
@@ -67,8 +81,8 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
         whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         whole.load_state_dict({name: torch.from_numpy(each) for name, each in tensors.items()})
         whole.save_pretrained(folder)
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
-        return folder
+        (folder / "config.json").write_text(config)
+        return
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
         embedding = model.get_input_embeddings().weight
@@ -76,7 +90,6 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
             next(name for name, parameter in model.named_parameters() if parameter is embedding)
         ] *= TIED_SCALE
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 @dataclass(slots=True)
