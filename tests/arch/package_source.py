@@ -58,7 +58,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the room"
+            assert node.level == 0, "relative imports hide the package"
             assert node.module is not None
             yield node.module
             yield from (
@@ -68,8 +68,8 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def is_below(name: str, room: str) -> bool:
-    return room == "" or name == room or name.startswith(room + ".")
+def is_below(name: str, package: str) -> bool:
+    return package == "" or name == package or name.startswith(package + ".")
 
 
 def top_level_imports(tree: ast.Module) -> Iterator[str]:

@@ -60,10 +60,12 @@ def test_types_are_learned_by_one_thread_at_a_time() -> None:
 
 
 def test_unit_tests_mirror_the_source() -> None:
-    """``tests/unit/ROOM`` tests the room of that name; modules beside the rooms help several."""
+    """``tests/unit/PACKAGE`` tests the package of that name; modules beside the packages help several."""
     tests = Path(__file__).parents[1] / "unit"
     source = Path(setpoint.__file__).parent
     assert not list(tests.glob("test_*.py"))
     for test in tests.rglob("test_*.py"):
-        room = test.parent.relative_to(tests)
-        assert (source / room).is_dir() or str(room) in ("benchmarks", "setpoint_testing"), test
+        package = test.parent.relative_to(tests)
+        assert (source / package).is_dir() or str(package) in ("benchmarks", "setpoint_testing"), (
+            test
+        )

@@ -1,5 +1,5 @@
-"""The tables of rooms in the documents say what the rules say: every room stands in README and in
-docs/architecture.md, where the last column is what the room may import.
+"""The tables of packages in the documents say what the rules say: every package stands in README and in
+docs/architecture.md, where the last column is what the package may import.
 
 After a change of the rules: ``python tests/arch/test_documents.py`` writes that column anew.
 """
@@ -9,39 +9,39 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rooms import ALLOWED
+from import_rules import ALLOWED
 
 import setpoint
 
 REPOSITORY = Path(setpoint.__file__).parents[2]
 README, PAGE = REPOSITORY / "README.md", REPOSITORY / "docs" / "architecture.md"
 ROW = re.compile(r"^\| `([\w.]+?)/?` \| (.*) \| ([^|]*) \|$", re.MULTILINE)
-"""Room, what it holds, what it may import."""
+"""Package, what it holds, what it may import."""
 
 
-def top_of(room: str) -> str:
-    return room.partition(".")[0]
+def top_of(package: str) -> str:
+    return package.partition(".")[0]
 
 
-def imports_of(room: str) -> str:
-    """The rooms that this one and those below it may import, in one cell."""
+def imports_of(package: str) -> str:
+    """The packages that this one and those below it may import, in one cell."""
     found = {
         top_of(other)
         for below, (ours, _) in ALLOWED.items()
-        if top_of(below) == room
+        if top_of(below) == package
         for other in ours
     }
-    return ", ".join(sorted(found - {room})) or "–"
+    return ", ".join(sorted(found - {package})) or "–"
 
 
-def rooms() -> set[str]:
-    return {top_of(room) for room in ALLOWED}
+def packages() -> set[str]:
+    return {top_of(package) for package in ALLOWED}
 
 
 def written(page: str) -> str:
     def row(found: re.Match[str]) -> str:
         name = found[1].removesuffix(".py")
-        if name not in rooms():
+        if name not in packages():
             return found[0]
         return f"| `{found[1] if found[1].endswith('.py') else name + '/'}` | {found[2]} | {imports_of(name)} |"
 
@@ -61,7 +61,7 @@ def test_every_room_stands_in_both_tables() -> None:
             if line.startswith("| `")
             for name in re.findall(r"`([\w.]+?)/?`", line.split("|")[1])
         }
-        assert rooms() - {"cli"} <= named, page.name
+        assert packages() - {"cli"} <= named, page.name
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from import_rules import ALLOWED
 from package_source import MODULES, ROOT, imports, is_below, modules, top_level_imports
-from rooms import ALLOWED
 
 CONTROL_PLANE = (
     "core",
@@ -39,12 +39,12 @@ DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""
 
 
-def room_of(module: str) -> str | None:
-    """None for what is in no room of the table."""
-    return max((room for room in ALLOWED if is_below(module, room)), key=len, default=None)
+def package_of(module: str) -> str | None:
+    """None for what is in no package of the table."""
+    return max((package for package in ALLOWED if is_below(module, package)), key=len, default=None)
 
 
-ROOMED = [name for name in MODULES if name]
+PACKAGED = [name for name in MODULES if name]
 
 
 def inner_imports(module: str) -> set[str]:
@@ -67,30 +67,31 @@ def outer_imports(module: str) -> set[str]:
 
 
 def allows(entries: Collection[str], module: str) -> bool:
-    """An entry allows what is below it, but not what is a room of its own there."""
+    """An entry allows what is below it, but not what is a package of its own there."""
     return any(
         is_below(module, entry)
         and not any(
-            is_below(module, room) and room != entry and is_below(room, entry) for room in ALLOWED
+            is_below(module, package) and package != entry and is_below(package, entry)
+            for package in ALLOWED
         )
         for entry in entries
     )
 
 
-def test_every_module_is_in_a_room() -> None:
-    """If this fails: add the room with what it imports."""
-    assert [name for name in ROOMED if room_of(name) is None] == []
+def test_every_module_is_in_a_package() -> None:
+    """If this fails: add the package with what it imports."""
+    assert [name for name in PACKAGED if package_of(name) is None] == []
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_a_room_imports_exactly_what_the_table_allows(room: str) -> None:
-    ours, third_party = ALLOWED[room]
-    members = [module for module in ROOMED if room_of(module) == room]
-    assert members, "the room is gone: remove its entry"
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_exactly_what_the_table_allows(package: str) -> None:
+    ours, third_party = ALLOWED[package]
+    members = [module for module in PACKAGED if package_of(module) == package]
+    assert members, "the package is gone: remove its entry"
     used: set[str] = set()
     for module in members:
         for imported in inner_imports(module):
-            if room_of(imported) != room:
+            if package_of(imported) != package:
                 assert allows(ours, imported), f"{module} imports {imported}"
                 used.add(imported)
         assert outer_imports(module) <= third_party, module
@@ -101,19 +102,19 @@ def test_a_room_imports_exactly_what_the_table_allows(room: str) -> None:
 
 def test_rooms_form_no_circles() -> None:
     graph = {
-        room: {
+        package: {
             other
-            for module in ROOMED
-            if room_of(module) == room
+            for module in PACKAGED
+            if package_of(module) == package
             for imported in inner_imports(module)
-            if (other := room_of(imported)) is not None and other != room
+            if (other := package_of(imported)) is not None and other != package
         }
-        for room in ALLOWED
+        for package in ALLOWED
     }
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        raise AssertionError(f"a circle of rooms: {' <- '.join(error.args[1])}") from None
+        raise AssertionError(f"a circle of packages: {' <- '.join(error.args[1])}") from None
 
 
 def folder_of(module: str) -> str:
@@ -121,7 +122,7 @@ def folder_of(module: str) -> str:
 
 
 def test_folders_form_no_circles() -> None:
-    """A room of one file would hide a circle of folders; this test does not know the rooms."""
+    """A package of one file would hide a circle of folders; this test does not know the packages."""
     graph: dict[str, set[str]] = {}
     for module, tree in modules().items():
         names = {found.removeprefix("setpoint.") for found in imports(tree)}
@@ -135,7 +136,7 @@ def test_folders_form_no_circles() -> None:
 
 def test_a_room_is_a_folder() -> None:
     """But for the command, which picks the others."""
-    files = [room for room in ALLOWED if not (ROOT / room.replace(".", "/")).is_dir()]
+    files = [package for package in ALLOWED if not (ROOT / package.replace(".", "/")).is_dir()]
     assert files == ["cli"]
 
 
@@ -168,7 +169,8 @@ def test_no_import_cycles() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in MODULES if any(is_below(name, room) for room in DETERMINISTIC)]
+    "module",
+    [name for name in MODULES if any(is_below(name, package) for package in DETERMINISTIC)],
 )
 def test_clock_and_randomness_are_injected(module: str) -> None:
     assert not {"time", "random", "datetime", "secrets"} & {
@@ -180,7 +182,7 @@ def test_control_plane_leaves_torch_out() -> None:
     names = [
         f"setpoint.{name}"
         for name in MODULES
-        if any(is_below(name, room) for room in CONTROL_PLANE)
+        if any(is_below(name, package) for package in CONTROL_PLANE)
     ]
     code = (
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nheavy ="

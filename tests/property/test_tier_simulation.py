@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Moved
+from setpoint.core.messages import PagesMoved
 from setpoint.scheduler.tiers import Tiers
 from setpoint.scheduler.transfers import Transfers
 from setpoint.tiers.identity import TierIdentity
@@ -82,7 +82,7 @@ def ended_at_once(self: Tiers, seq_id: int) -> None:
     wait = self._waits.pop(seq_id)
     if wait.transfer_id is not None:
         self._mover.cancel(wait.transfer_id)
-        self._transfers.end(Moved(wait.transfer_id, 0))
+        self._transfers.end(PagesMoved(wait.transfer_id, 0))
 
 
 def read_without_sum(self: EngineStore, key: bytes) -> Bytes | None:
@@ -90,9 +90,9 @@ def read_without_sum(self: EngineStore, key: bytes) -> Bytes | None:
     return None if sealed is None else np.frombuffer(sealed[:-SUM_BYTES], np.uint8)
 
 
-def moved_all(self: StoreMover, message: Moved) -> None:
+def moved_all(self: StoreMover, message: PagesMoved) -> None:
     """A load that ended early says that all has arrived."""
-    self._post(Moved(message.id, 1 << 20))
+    self._post(PagesMoved(message.id, 1 << 20))
 
 
 def known_before(self: TierIdentity) -> None:

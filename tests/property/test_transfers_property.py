@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Moved
+from setpoint.core.messages import PagesMoved
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.transfers import Direction, KVLocation
 from setpoint.scheduler.cache.manager import KVCache
@@ -52,8 +52,8 @@ def test_pages_are_held_until_the_end_of_each_transfer(seed: int) -> None:
                 assert found is None or len(found.ids) > found.start
             case "end" if open_ids:
                 at = open_ids.pop(rng.randrange(len(open_ids)))
-                transfers.end(Moved(at, rng.randrange(16)))
-                transfers.end(Moved(at, 3))  # a second one changes nothing
+                transfers.end(PagesMoved(at, rng.randrange(16)))
+                transfers.end(PagesMoved(at, 3))  # a second one changes nothing
             case "flush" if rng.random() < 0.2:
                 cache.flush()
                 transfers.flush()
@@ -74,7 +74,7 @@ def test_pages_are_held_until_the_end_of_each_transfer(seed: int) -> None:
         written = np.concatenate([np.zeros(0, np.int32), *reserved])
         assert len(np.unique(written[written != 0])) == np.count_nonzero(written)
     while open_ids:
-        transfers.end(Moved(open_ids.pop(), 100))
+        transfers.end(PagesMoved(open_ids.pop(), 100))
     assert not transfers
     assert not transfers.num_held_pages
     pool = cache.pool_stats()
@@ -107,7 +107,7 @@ def test_what_a_load_brings_is_matched_like_what_was_computed() -> None:
     assert load is not None
     assert (load.start, len(load.ids), len(load.rows)) == (0, 8, 4)
     assert cache.pool_stats().held == 8
-    transfers.end(Moved(load.id, 5))
+    transfers.end(PagesMoved(load.id, 5))
     assert reached == [4], "whole pages only"
     assert cache.peek(ids) == 4
     assert cache.pool_stats().held == 0
@@ -116,7 +116,7 @@ def test_what_a_load_brings_is_matched_like_what_was_computed() -> None:
     assert rest.start == 4
     assert cache.locked_tokens == 4
     transfers.flush()
-    transfers.end(Moved(rest.id, 4))
+    transfers.end(PagesMoved(rest.id, 4))
     assert reached == [4, 0]
     assert cache.peek(ids) == 0
     assert cache.free_tokens == 64

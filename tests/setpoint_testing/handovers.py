@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Handed, Wanted
+from setpoint.core.handover import HandoverState, PromptReceived, PromptSent, PromptWanted
 from setpoint.core.handshake import key_for, new_bytes
 from setpoint.core.request import Ids
 from setpoint.frontend.http.port import bind_socket
@@ -25,7 +25,7 @@ from setpoint.handover.taker import RoomTaker
 from setpoint.handover.taking import Wants
 from setpoint.launch.parent.bootstrapping import answering
 
-Found = TypeVar("Found", Wanted, Given, Arrived)
+Found = TypeVar("Found", PromptWanted, PromptSent, PromptReceived)
 HOST = "127.0.0.1"
 
 
@@ -58,10 +58,10 @@ class ArrayPool:
 class Posted:
     """The inbox of a loop that a test reads."""
 
-    messages: list[Wanted | Given | Arrived] = field(default_factory=list)
+    messages: list[PromptWanted | PromptSent | PromptReceived] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def post(self, message: Wanted | Given | Arrived) -> None:
+    def post(self, message: PromptWanted | PromptSent | PromptReceived) -> None:
         with self._changed:
             self.messages.append(message)
             self._changed.notify_all()
@@ -77,8 +77,8 @@ class Posted:
             return self.of(kind, seq_id)[0]
 
 
-def handed(num_prompt: int = 8) -> Handed:
-    return Handed(num_prompt, seed=5, ids=[7])
+def handed(num_prompt: int = 8) -> HandoverState:
+    return HandoverState(num_prompt, seed=5, ids=[7])
 
 
 @dataclass(slots=True)
@@ -98,14 +98,14 @@ class Pair:
     def bootstrap(self, room: int) -> Bootstrap:
         return Bootstrap(room, HOST, self.port)
 
-    def hand_over(self, seq_id: int, room: int, rows: Ids, to: Ids) -> Arrived:
+    def hand_over(self, seq_id: int, room: int, rows: Ids, to: Ids) -> PromptReceived:
         """A whole transfer; both sides call the sequence by the same number."""
         digest = new_bytes()
         self.giver.offer(seq_id, room, digest)
         self.taker.fetch(seq_id, self.bootstrap(room), digest, 0, to)
-        self.given.wait(Wanted, seq_id)
+        self.given.wait(PromptWanted, seq_id)
         self.giver.supply(seq_id, rows, handed())
-        return self.taken.wait(Arrived, seq_id)
+        return self.taken.wait(PromptReceived, seq_id)
 
 
 @contextmanager

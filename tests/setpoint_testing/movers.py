@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.prefix_digest import split
 from setpoint.core.transfers import Direction, Transfer
 from setpoint_testing.scripted import ScriptedExecutor
@@ -29,8 +29,8 @@ class ScriptedMover:
     stored: dict[Key, np.ndarray] = field(default_factory=dict)
     """Digest of a block -> what its pages held, by row and column; -1 where
     there was no page."""
-    waiting: list[Callable[[], Found | Moved]] = field(default_factory=list)
-    post: Callable[[Found | Moved], object] = print
+    waiting: list[Callable[[], PrefixFound | PagesMoved]] = field(default_factory=list)
+    post: Callable[[PrefixFound | PagesMoved], object] = print
     """Puts a message into the loop's inbox; set by the harness."""
     cancelled: set[int] = field(default_factory=set)
     seconds: float = 0.001
@@ -39,7 +39,7 @@ class ScriptedMover:
     """How much of a load arrives, given how much was asked for; what is behind is garbage."""
 
     def look_up(self, seq_id: int, digests: bytes) -> None:
-        self._do(lambda: Found(seq_id, self._num_leading(digests), self.seconds))
+        self._do(lambda: PrefixFound(seq_id, self._num_leading(digests), self.seconds))
 
     def load(self, transfer: Transfer) -> None:
         assert transfer.direction is Direction.LOAD
@@ -56,7 +56,7 @@ class ScriptedMover:
         """Do one piece of the waiting work."""
         self.post(self.waiting.pop(index)())
 
-    def _do(self, work: Callable[[], Found | Moved]) -> None:
+    def _do(self, work: Callable[[], PrefixFound | PagesMoved]) -> None:
         self.waiting.append(work)
         if not self.hold:
             self.finish_next()
@@ -68,7 +68,7 @@ class ScriptedMover:
     def _rows(self, transfer: Transfer) -> np.ndarray:
         return transfer.rows.reshape(-1, self.width)
 
-    def _load(self, transfer: Transfer) -> Moved:
+    def _load(self, transfer: Transfer) -> PagesMoved:
         page, store = self.page_size, self.executor.store
         wanted = len(transfer.ids) - transfer.start
         arrives = 0 if transfer.id in self.cancelled else self.spoil(wanted)
@@ -90,9 +90,9 @@ class ScriptedMover:
             moved = position + page - transfer.start
         why = "" if moved == wanted else "cancelled" if not arrives else "a block is missing"
         moved = (transfer.start + moved) // self.block * self.block - transfer.start
-        return Moved(transfer.id, max(moved, 0), 8 * moved, self.seconds, why)
+        return PagesMoved(transfer.id, max(moved, 0), 8 * moved, self.seconds, why)
 
-    def _save(self, transfer: Transfer) -> Moved:
+    def _save(self, transfer: Transfer) -> PagesMoved:
         page, store = self.page_size, self.executor.store
         rows = self._rows(transfer)
         content = np.full((len(rows), self.width, page), ABSENT, np.int64)
@@ -106,7 +106,7 @@ class ScriptedMover:
             at = (begin - transfer.start) // page
             key = _key(transfer, begin // self.block + 1)
             self.stored.setdefault(key, content[at : at + self.block // page])
-        return Moved(transfer.id, len(transfer.ids) - transfer.start, 8, self.seconds)
+        return PagesMoved(transfer.id, len(transfer.ids) - transfer.start, 8, self.seconds)
 
 
 ABSENT, GARBAGE = -7, -9

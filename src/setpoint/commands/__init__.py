@@ -1,1 +1,1 @@
-"""The subcommands of ``setpoint`` that combine several rooms, with one file for each."""
+"""The subcommands of ``setpoint`` that combine several packages, with one file for each."""

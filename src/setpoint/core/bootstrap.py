@@ -13,18 +13,19 @@ from setpoint.core.bounds import INT64_MAX, Count
 FAKE_HOST = "2.2.2.2"
 """The bootstrap host of requests that no other server knows of: warm-ups and health checks."""
 
-Room = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+BootstrapRoom = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 
 
 class Bootstrap(msgspec.Struct, frozen=True):
     """Names a request on its prefill and its decode server."""
 
-    room: Room
+    room: BootstrapRoom
     host: str = ""
     """Where the prefill server's bootstrap server listens; the decode side needs it."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     prefill_rank: Count | None = None
-    """Data-parallel rank of the engine that computes the prompt; None: the room determines it."""
+    """Data-parallel rank of the engine that computes the prompt; None: the bootstrap room
+    determines it."""
 
     @property
     def is_fake(self) -> bool:

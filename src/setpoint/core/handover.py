@@ -17,7 +17,7 @@ Role = Literal["null", "prefill", "decode"]
 """What a server does of a request: all of it, its prompt and first token, or all that follows."""
 
 
-class Handed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HandoverState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the decode side has to know besides the pages of the prompt."""
 
     num_prompt: Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -40,8 +40,8 @@ class HandoverCounts(msgspec.Struct, frozen=True, array_like=True):
 
     role: Role
     num_waiting: int
-    """The sequences that wait: on a prefill server, those whose room nobody has fetched; on a
-    decode server, those for whose prompt there is no room yet."""
+    """The sequences that wait: on a prefill server, those whose bootstrap room nobody has fetched;
+    on a decode server, those for whose prompt there is no room yet."""
     num_moving: int
     """The sequences whose pages move."""
     num_tokens: int = 0
@@ -65,7 +65,8 @@ class PageStore(Protocol):
         """Copy ``data`` to the pages of these rows; where a row has none (0), leave it out."""
 
 
-class Wanted(msgspec.Struct, frozen=True, tag=True):
+# The next three have the tags that they have in recordings.
+class PromptWanted(msgspec.Struct, frozen=True, tag="Wanted"):
     """Tells a prefill server's loop that the decode server has pages for this sequence's prompt."""
 
     seq_id: int
@@ -73,7 +74,7 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
     """Page rows at the beginning of the prompt that it has already."""
 
 
-class Given(msgspec.Struct, frozen=True, tag=True):
+class PromptSent(msgspec.Struct, frozen=True, tag="Given"):
     """Tells a prefill server's loop, once for each sequence that was offered, that its transfer has
     ended and nobody reads its pages any more."""
 
@@ -85,12 +86,12 @@ class Given(msgspec.Struct, frozen=True, tag=True):
     """The time from the first page to the decode server's word."""
 
 
-class Arrived(msgspec.Struct, frozen=True, tag=True):
+class PromptReceived(msgspec.Struct, frozen=True, tag="Arrived"):
     """Tells a decode server's loop, once for each sequence that was fetched, that nobody writes to
     its pages any more."""
 
     seq_id: int
-    handed: Handed | None = None
+    handed: HandoverState | None = None
     """What came with the pages; None: the transfer has failed."""
     num_rows: int = 0
     """Page rows that have arrived, from the first one on."""
@@ -102,14 +103,18 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
     """The time from the call of ``fetch`` to the first page."""
 
 
+PromptNews = PromptWanted | PromptSent | PromptReceived
+
+
 class Giver(Protocol):
     """The prefill side of an engine's transfers. The loop calls it; all methods return at once."""
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
-        """Let the decode server fetch a room, which no other sequence may have before its
-        ``Given``. ``Wanted`` follows if the decode server does, and ``Given`` in any case."""
+        """Let the decode server fetch a bootstrap room, which no other sequence may have before its
+        ``PromptSent``. ``PromptWanted`` follows if the decode server does, and ``PromptSent`` in
+        any case."""
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None:
         """Send the page rows of a sequence that is wanted."""
 
     def withdraw(self, seq_id: int, reason: str) -> None:
@@ -122,8 +127,8 @@ class Taker(Protocol):
     def fetch(
         self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
     ) -> None:
-        """Have these page rows filled with what the prefill server computes in the room.
-        ``Arrived`` follows."""
+        """Have these page rows filled with what the prefill server computes in the bootstrap room.
+        ``PromptReceived`` follows."""
 
     def cancel(self, seq_id: int) -> None:
         """End a transfer, if it has not ended yet."""

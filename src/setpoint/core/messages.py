@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from setpoint.core.control import Answer, Call, EngineFacts
-from setpoint.core.handover import Arrived, Given, Wanted
+from setpoint.core.handover import PromptNews
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import Request
 
@@ -119,9 +119,10 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Whether the result was already there from an earlier request."""
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+# The next two have the tags that they have in recordings.
+class PrefixFound(msgspec.Struct, frozen=True, tag="Found"):
     """How much of a prompt stores have (``core.transfers``). Like ``Prepared`` it comes from inside
-    the engine's process, as does ``Moved``."""
+    the engine's process, as does ``PagesMoved``."""
 
     seq_id: int
     num_tokens: int
@@ -130,7 +131,7 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     """How long it took to find that out."""
 
 
-class Moved(msgspec.Struct, frozen=True, tag=True):
+class PagesMoved(msgspec.Struct, frozen=True, tag="Moved"):
     """A transfer has ended."""
 
     id: int
@@ -224,7 +225,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Stop | Shutdown | Call
-Posted = Prepared | Found | Moved | Wanted | Given | Arrived
+Posted = Prepared | PrefixFound | PagesMoved | PromptNews
 """The messages that come from threads of the engine's own process."""
 ToLoop = ToEngine | Posted
 """The messages that the engine's loop can find in its inbox."""

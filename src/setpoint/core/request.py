@@ -88,8 +88,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The data-parallel rank whose engine is to have the request as long as it is ready; None: the
     frontend chooses."""
     bootstrap: Bootstrap | None = None
-    """The room in which a prefill and a decode server compute this request together; None: one
-    server computes it alone."""
+    """The bootstrap room in which a prefill and a decode server compute this request together;
+    None: one server computes it alone."""
     pooling: PoolingKind | None = None
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""

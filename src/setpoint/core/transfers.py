@@ -3,10 +3,12 @@ on (docs/decisions/0071-transfers.md).
 
 Contract between the scheduler and whoever moves pages:
 
-* The scheduler holds every page of a transfer from its start until a ``Moved`` message with its id
+* The scheduler holds every page of a transfer from its start until a ``PagesMoved`` message with
+its id
   has come back, whatever becomes of the sequence that wanted it. So a late writer never meets a
   page that belongs to somebody else.
-* Exactly one ``Moved`` follows every ``load`` and every ``save``, also after ``cancel``. It is an
+* Exactly one ``PagesMoved`` follows every ``load`` and every ``save``, also after ``cancel``. It is
+an
   input of the loop's inbox, and is recorded.
 * The pages of a save have been computed: every step that wrote them has given its result.
 """
@@ -60,14 +62,15 @@ class Mover(Protocol):
 
     def look_up(self, seq_id: int, digests: bytes) -> None:
         """Find out how much of a prompt can be loaded, given the digests of its blocks
-        (``Transfer.digests``). Exactly one ``Found`` with this ``seq_id`` follows."""
+        (``Transfer.digests``). Exactly one ``PrefixFound`` with this ``seq_id`` follows."""
 
     def load(self, transfer: Transfer) -> None:
-        """Fill the transfer's pages, from the first one on. ``Moved.num_tokens`` says how far it
-        came: of the pages behind that, the content is undefined."""
+        """Fill the transfer's pages, from the first one on. ``PagesMoved.num_tokens`` says how far
+        it came: of the pages behind that, the content is undefined."""
 
     def save(self, transfer: Transfer) -> None:
-        """Copy the transfer's pages. The pages may change as soon as ``Moved`` has been posted."""
+        """Copy the transfer's pages. The pages may change as soon as ``PagesMoved`` has been
+        posted."""
 
     def cancel(self, transfer_id: int) -> None:
-        """Stop a transfer soon; ``Moved`` tells how far it came."""
+        """Stop a transfer soon; ``PagesMoved`` tells how far it came."""

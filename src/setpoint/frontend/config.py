@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from setpoint.core.model import ModelSpec, Pooling
-from setpoint.frontend.shared_rooms import Sharing
+from setpoint.frontend.bootstrap_rooms import Sharing
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig
 
 
@@ -39,7 +39,7 @@ class FrontendConfig:
     follows_bootstrap_room: bool = False
     """Whether the field ``bootstrap_room`` of a body chooses the engine, and must be there."""
     sharing: Sharing = field(default_factory=Sharing)
-    """How the server reads in which room another server computes a part of a request."""
+    """How the server reads in which bootstrap room another server computes a part of a request."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with status 413."""
     allow_auto_truncate: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.frontend.arrival import arrival
+from setpoint.frontend.bootstrap_rooms import names_bootstrap_room, with_bootstrap_rooms
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.drain import Drain, without_weights
 from setpoint.frontend.hidden_states import check_hidden_states
@@ -18,7 +19,6 @@ from setpoint.frontend.jobs import Job
 from setpoint.frontend.pairing import KnownServers, Pairing
 from setpoint.frontend.routing import routed
 from setpoint.frontend.sessions import SessionTurn
-from setpoint.frontend.shared_rooms import names_room, with_rooms
 from setpoint.frontend.telemetry.latencies import Latencies
 from setpoint.frontend.telemetry.metrics.requests import RequestMetrics
 from setpoint.frontend.telemetry.request_events import RequestEvents
@@ -37,7 +37,7 @@ class JobMaker:
     latencies: Latencies
     metrics: RequestMetrics | None
     pairing: Pairing | None
-    """Finds prefill servers for requests without a room."""
+    """Finds prefill servers for requests without a bootstrap room."""
     prefill_servers: KnownServers | None
     """The prefill servers that a decode server knows."""
 
@@ -60,11 +60,11 @@ class JobMaker:
         if self.engine.orders.why_no_weights:
             raise RequestError(without_weights(self.engine), status_code=503)
         paired = None
-        if self.pairing is not None and not names_room(received, self.config.sharing):
+        if self.pairing is not None and not names_bootstrap_room(received, self.config.sharing):
             paired = self.pairing.pair(arrival().path, requests, received)
             received = received if paired is None else paired.body
         requests = routed(
-            with_rooms(requests, received, self.config.sharing, self.prefill_servers),
+            with_bootstrap_rooms(requests, received, self.config.sharing, self.prefill_servers),
             received,
             num_ranks=len(self.engine.lines),
             by_room=self.config.follows_bootstrap_room,

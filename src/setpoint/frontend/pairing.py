@@ -26,7 +26,7 @@ class Paired(Protocol):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The client's body with the fields of a room."""
+        """The client's body with the fields of a bootstrap room."""
         ...
 
     def noting(self, started: Callable[[T], object]) -> Callable[[T], None]:

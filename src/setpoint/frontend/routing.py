@@ -12,7 +12,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.request import Request
 from setpoint.frontend.arrival import arrival
-from setpoint.frontend.shared_rooms import rooms_of
+from setpoint.frontend.bootstrap_rooms import rooms_of
 
 RANK_HEADER = "X-Data-Parallel-Rank"
 """The header; it overrides the fields of the body."""
@@ -26,8 +26,8 @@ def routed(
     requests: Sequence[Request], received: Mapping[str, Any], *, num_ranks: int, by_room: bool
 ) -> Sequence[Request]:
     """The requests with the rank that their client has chosen in the body ``received`` or in the
-    header, if any. by_room: whether a room determines the rank. Raises RequestError for a rank that
-    does not exist, and for a room that is missing or invalid."""
+    header, if any. by_room: whether a bootstrap room determines the rank. Raises RequestError for a
+    rank that does not exist, and for a bootstrap room that is missing or invalid."""
     rank = _asked_rank(received, num_ranks)
     if rank is not None:
         return [each.routed_to(rank) for each in requests]
@@ -55,9 +55,9 @@ def _asked_rank(received: Mapping[str, Any], num_ranks: int) -> int | None:
 
 
 def _rooms(given: Any, count: int) -> list[int]:
-    """The room of each request. A single number is the room of the first request, and the others
-    get the following numbers. A list has one room per prompt, which all samples of the prompt
-    share."""
+    """The bootstrap room of each request. A single number is the bootstrap room of the first
+    request, and the others get the following numbers. A list has one bootstrap room per prompt,
+    which all samples of the prompt share."""
     if given is None:
         raise RequestError(
             f"{ROOM_FIELD} is missing. With --load-balance-method follow_bootstrap_room, this"

@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from setpoint.core.bootstrap import Room
+from setpoint.core.bootstrap import BootstrapRoom
 from setpoint.handover.bootstrap_client import KEY_HEADER, NO_RANK
 
 MAX_BODY = 1 << 20
 MAX_ROOMS = 65536
-"""Most rooms whose rank is kept; the oldest are forgotten first."""
+"""Most bootstrap rooms whose rank is kept; the oldest are forgotten first."""
 NOT_READY = "Not all engines of this prefill server have registered yet."
 
 NUMBER = re.compile("-?[0-9]{1,7}")
@@ -41,12 +41,12 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class RoomRank(msgspec.Struct, frozen=True):
-    bootstrap_room: Room
+    bootstrap_room: BootstrapRoom
     dp_rank: Small
 
 
-class Rooms(msgspec.Struct, frozen=True):
-    bootstrap_rooms: Annotated[list[Room], Meta(max_length=65536)]
+class RoomQuery(msgspec.Struct, frozen=True):
+    bootstrap_rooms: Annotated[list[BootstrapRoom], Meta(max_length=65536)]
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
@@ -66,8 +66,8 @@ class BootstrapServer:
 
     def __init__(self, facts: ServerFacts, key: bytes, *, api_key: str | None = None) -> None:
         """key: this server's engines show it when they register. api_key: without it, nothing is
-        said or learnt about single rooms. Where the engines are is no secret: their transfer ports
-        want a proof (``secrets``)."""
+        said or learnt about single bootstrap rooms. Where the engines are is no secret: their
+        transfer ports want a proof (``secrets``)."""
         self._facts = facts
         self._key = key
         self._api_key = api_key
@@ -133,10 +133,11 @@ class BootstrapServer:
         return PlainTextResponse("OK")
 
     async def _query_rooms(self, request: Request) -> Response:
-        """The ranks of rooms: those that were registered, otherwise those that the room says."""
+        """The ranks of bootstrap rooms: those that were registered, otherwise those that the
+        bootstrap room says."""
         if not self._may_ask(request):
             return _refused(401, "This bootstrap server wants the API key of its server.")
-        found = await _body(request, Rooms)
+        found = await _body(request, RoomQuery)
         if isinstance(found, Response):
             return found
         size = self._facts.dp_size

@@ -10,7 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from setpoint.core.handover import Handed
+from setpoint.core.bootstrap import BootstrapRoom
+from setpoint.core.handover import HandoverState
 from setpoint.core.handshake import SIZE
 from setpoint.handover.identity import Identity
 
@@ -28,7 +29,6 @@ MAX_WORD = 4096
 Secret = Annotated[bytes, Meta(min_length=SIZE, max_length=SIZE)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-Room = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class HandoverError(Exception):
@@ -97,11 +97,11 @@ class Begin(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """The decode side has pages for a room's prompt."""
+    """The decode side has pages for a bootstrap room's prompt."""
 
     transfer: Index
     """Names this transfer on this connection."""
-    room: Room
+    room: BootstrapRoom
     digest: Secret
     """Digest of the prompt's ids."""
     skipped_rows: Index
@@ -136,7 +136,7 @@ class End(_Message, frozen=True):
 
     transfer: Index
     num_rows: Index
-    handed: Handed
+    handed: HandoverState
 
 
 class Taken(_Message, frozen=True):

@@ -1,5 +1,5 @@
-"""The prefill side of an engine's transfers: takes rooms from the engine's loop, and connections
-from decode servers."""
+"""The prefill side of an engine's transfers: takes bootstrap rooms from the engine's loop, and
+connections from decode servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from setpoint.core.handover import Given, Handed, Wanted
+from setpoint.core.handover import HandoverState, PromptSent, PromptWanted
 from setpoint.core.request import Ids
 from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
 from setpoint.handover.frames import HandoverError
@@ -46,7 +46,7 @@ class RoomGiver:
         mover: MoverThread,
         listener: socket.socket,
         terms: Terms,
-        post: Callable[[Wanted | Given], object],
+        post: Callable[[PromptWanted | PromptSent], object],
     ) -> None:
         """listener: owned by this object from now on. post: may be called from any thread."""
         self._mover = mover
@@ -76,7 +76,7 @@ class RoomGiver:
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
         self._mover.call(self._offers.add, Offer(seq_id, room, digest))
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None:
         self._mover.call(self._offers.supply, seq_id, rows, handed)
 
     def withdraw(self, seq_id: int, reason: str) -> None:

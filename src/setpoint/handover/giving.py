@@ -1,4 +1,5 @@
-"""The prefill side's conversation with one connection of a decode server: greeting, then rooms."""
+"""The prefill side's conversation with one connection of a decode server: greeting, then bootstrap
+rooms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The rooms of a prefill engine, each from its arrival to the end of its transfer. Knows no
-sockets; for one thread."""
+"""The bootstrap rooms of a prefill engine, each from its arrival to the end of its transfer. Knows
+no sockets; for one thread."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from setpoint.core.handover import Given, Handed, Wanted
+from setpoint.core.handover import HandoverState, PromptSent, PromptWanted
 from setpoint.core.request import Ids
 from setpoint.handover.frames import Fetch
 
 ENDED_ROOMS = 4096
-"""Most rooms whose end is remembered, with its reason, if they ended before they were fetched."""
+"""Most bootstrap rooms whose end is remembered, with its reason, if they ended before they were
+fetched."""
 MAX_EARLY = 16384
-"""Most fetches whose room has not arrived yet."""
+"""Most fetches whose bootstrap room has not arrived yet."""
 EARLY_S = 10.0
-"""How long a room may arrive after the fetch: both come from a router at the same time."""
+"""How long a bootstrap room may arrive after the fetch: both come from a router at the same
+time."""
 OTHER_PROMPT = "the prefill server has another prompt in this room"
 IN_USE = "another transfer of this room is under way"
 TOO_MANY = "too many transfers wait for their room"
@@ -27,7 +29,7 @@ CANCELLED = "The decode server has cancelled the transfer."
 
 
 class Receiver(Protocol):
-    """A decode server, as a room sees it."""
+    """A decode server, as a bootstrap room sees it."""
 
     def send(self, offer: Offer) -> None:
         """Begin to send an offer's pages, after those of offers before it."""
@@ -47,7 +49,7 @@ class Offer:
     transfer: int = 0
     rows: Ids | None = None
     """Set, like ``handed``, when they may be sent."""
-    handed: Handed | None = None
+    handed: HandoverState | None = None
     num_bytes: int = 0
     """Bytes of pages that were sent."""
     began_at: float = 0.0
@@ -56,14 +58,16 @@ class Offer:
 
 
 class Offers:
-    def __init__(self, post: Callable[[Wanted | Given], object], now: Callable[[], float]) -> None:
+    def __init__(
+        self, post: Callable[[PromptWanted | PromptSent], object], now: Callable[[], float]
+    ) -> None:
         """post: takes what the engine's loop must know."""
         self._post = post
         self._now = now
         self._by_room: dict[int, Offer] = {}
         self._by_seq: dict[int, Offer] = {}
         self._early: dict[int, tuple[Receiver, Fetch, float]] = {}
-        """Room -> who has fetched it before it has arrived, and when; in order."""
+        """Bootstrap room -> who has fetched it before it has arrived, and when; in order."""
         self._ended: OrderedDict[int, str] = OrderedDict()
 
     @property
@@ -82,7 +86,7 @@ class Offers:
             self.fetch(early[0], early[1])
 
     def fetch(self, receiver: Receiver, fetch: Fetch) -> None:
-        """A decode server wants a room."""
+        """A decode server wants a bootstrap room."""
         offer = self._by_room.get(fetch.room)
         if offer is not None and offer.digest != fetch.digest:
             receiver.refuse(fetch.transfer, OTHER_PROMPT)
@@ -90,7 +94,7 @@ class Offers:
             receiver.refuse(fetch.transfer, IN_USE)
         elif offer is not None:
             offer.receiver, offer.transfer = receiver, fetch.transfer
-            self._post(Wanted(offer.seq_id, fetch.skipped_rows))
+            self._post(PromptWanted(offer.seq_id, fetch.skipped_rows))
         elif (reason := self._ended.pop(fetch.room, None)) is not None:
             receiver.refuse(fetch.transfer, reason)
         elif len(self._early) >= MAX_EARLY:
@@ -98,7 +102,7 @@ class Offers:
         else:
             self._early[fetch.room] = (receiver, fetch, self._now())
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None:
         """The pages of a wanted offer may be sent; of one that has ended meanwhile they are not."""
         offer = self._by_seq.get(seq_id)
         if offer is None:
@@ -149,7 +153,8 @@ class Offers:
                 del self._early[room]
 
     def expire(self) -> None:
-        """Give up fetches whose room has not arrived in time; to be called now and then."""
+        """Give up fetches whose bootstrap room has not arrived in time; to be called now and
+        then."""
         latest = self._now() - EARLY_S
         for room, (receiver, fetch, since) in list(self._early.items()):
             if since > latest:
@@ -171,4 +176,4 @@ class Offers:
         if len(self._ended) > ENDED_ROOMS:
             self._ended.popitem(last=False)
         seconds = self._now() - offer.began_at if offer.rows is not None else 0.0
-        self._post(Given(offer.seq_id, failure, offer.num_bytes, seconds))
+        self._post(PromptSent(offer.seq_id, failure, offer.num_bytes, seconds))

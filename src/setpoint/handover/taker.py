@@ -1,5 +1,5 @@
-"""The decode side of an engine's transfers: finds the prefill engine of each room, and keeps
-connections to it."""
+"""The decode side of an engine's transfers: finds the prefill engine of each bootstrap room, and
+keeps connections to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived
+from setpoint.core.handover import PromptReceived
 from setpoint.core.request import Ids
 from setpoint.handover.bootstrap_client import prefill_server, transfer_address
 from setpoint.handover.channel import GREETING_S, OTHER_WEIGHTS, Channel
@@ -40,7 +40,7 @@ class RoomTaker:
         self,
         mover: MoverThread,
         wants: Wants,
-        post: Callable[[Arrived], object],
+        post: Callable[[PromptReceived], object],
         key_of: Callable[[str, int], bytes | None],
         *,
         tp_rank: int = 0,
@@ -97,7 +97,7 @@ class RoomTaker:
             takings = [each for found in self._connections.values() for each in found]
             if not any(each.cancel(seq_id) for each in takings):
                 return  # it has ended, and the loop has been told
-        self._post(Arrived(seq_id, failure=CANCELLED))
+        self._post(PromptReceived(seq_id, failure=CANCELLED))
 
     async def _begin(self, transfer: PromptTransfer, bootstrap: Bootstrap) -> None:
         try:
@@ -111,13 +111,14 @@ class RoomTaker:
             del self._looking[transfer.seq_id]
             taking.fetch(transfer)
 
-    def _finish(self, transfer: PromptTransfer, message: Arrived) -> None:
+    def _finish(self, transfer: PromptTransfer, message: PromptReceived) -> None:
         self._looking.pop(transfer.seq_id, None)
         transfer.is_over = True
         self._post(message)
 
     async def _connection(self, bootstrap: Bootstrap) -> Taking:
-        """The connection to a room's engine that has the least to do. Raises HandoverError."""
+        """The connection to a bootstrap room's engine that has the least to do. Raises
+        HandoverError."""
         server = (bootstrap.host, bootstrap.port)
         rank = bootstrap.prefill_rank
         if rank is None:

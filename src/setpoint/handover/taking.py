@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import xxhash
 
-from setpoint.core.handover import Arrived, PageStore
+from setpoint.core.handover import PageStore, PromptReceived
 from setpoint.core.handshake import is_proof, new_bytes, proof
 from setpoint.core.request import Ids
 from setpoint.handover.channel import Channel
@@ -150,7 +150,7 @@ class Taking:
         self._queue.put_nowait(Cancel(number))
         return True
 
-    async def run(self, finish: Callable[[PromptTransfer, Arrived], None]) -> str:
+    async def run(self, finish: Callable[[PromptTransfer, PromptReceived], None]) -> str:
         """Take what comes until the connection ends; returns why. finish: called for each transfer
         that ends here."""
         try:
@@ -164,7 +164,7 @@ class Taking:
         while True:
             await self.channel.send(await self._queue.get())
 
-    async def _read(self, finish: Callable[[PromptTransfer, Arrived], None]) -> None:
+    async def _read(self, finish: Callable[[PromptTransfer, PromptReceived], None]) -> None:
         while True:
             match await self.channel.receive():
                 case Chunk() as chunk:
@@ -206,7 +206,7 @@ class Taking:
             transfer.num_bytes += chunk.num_bytes
         self._queue.put_nowait(Free(chunk.segment))
 
-    def _complete(self, end: End, finish: Callable[[PromptTransfer, Arrived], None]) -> None:
+    def _complete(self, end: End, finish: Callable[[PromptTransfer, PromptReceived], None]) -> None:
         transfer = self._transfers.get(end.transfer)
         if transfer is None:
             return
@@ -220,7 +220,7 @@ class Taking:
     def _end(
         self,
         number: int,
-        finish: Callable[[PromptTransfer, Arrived], None],
+        finish: Callable[[PromptTransfer, PromptReceived], None],
         *,
         end: End | None = None,
         failure: str = "",
@@ -230,11 +230,13 @@ class Taking:
         finish(transfer, arrived(transfer, end=end, failure=failure))
 
 
-def arrived(transfer: PromptTransfer, *, end: End | None = None, failure: str = "") -> Arrived:
+def arrived(
+    transfer: PromptTransfer, *, end: End | None = None, failure: str = ""
+) -> PromptReceived:
     """The loop's message about a transfer that ends now."""
     now = asyncio.get_running_loop().time()
     began = transfer.began_at or now
-    return Arrived(
+    return PromptReceived(
         transfer.seq_id,
         None if end is None else end.handed,
         transfer.num_taken,

@@ -23,12 +23,12 @@ from setpoint.core.control import (
     Operate,
     Pause,
 )
-from setpoint.core.handover import Arrived, Given, Wanted
+from setpoint.core.handover import PromptReceived, PromptSent, PromptWanted
 from setpoint.core.messages import (
     Abort,
     Finish,
-    Found,
-    Moved,
+    PagesMoved,
+    PrefixFound,
     Prepared,
     Shutdown,
     Stop,
@@ -99,7 +99,7 @@ class Open:
         if isinstance(message, Submit):  # the ids tell its digests
             request = msgspec.structs.replace(message.request, digests=b"")
             message = Submit(message.seq_id, request)
-        if isinstance(message, Arrived) and message.handed is not None:
+        if isinstance(message, PromptReceived) and message.handed is not None:
             bare = msgspec.structs.replace(message.handed, logprobs=None, token_facts={})
             message = msgspec.structs.replace(message, handed=bare)
         return KeptMessage(msgspec.Raw(encode(message)))
@@ -187,11 +187,11 @@ class Withheld:
             Stop,
             Shutdown,
             Prepared,
-            Found,
-            Moved,
-            Wanted,
-            Given,
-            Arrived,
+            PrefixFound,
+            PagesMoved,
+            PromptWanted,
+            PromptSent,
+            PromptReceived,
             GetState,
             GetMoments,
             ListRequests,
@@ -232,7 +232,7 @@ class Withheld:
             return self._arrival(message.seq_id, message.request)
         if isinstance(message, Prepared) and message.finish is not None:
             message = Prepared(message.seq_id, self.finish(message.finish))
-        if isinstance(message, Arrived):
+        if isinstance(message, PromptReceived):
             message = msgspec.structs.replace(message, handed=None)
         if isinstance(message, Change):
             by, why = self.name(message.by), self.name(message.why)

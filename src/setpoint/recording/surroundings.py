@@ -11,7 +11,7 @@ import numpy as np
 from setpoint.core.bootstrap import Bootstrap
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import EndOfOutput, Grammar, NotReady
-from setpoint.core.handover import Handed
+from setpoint.core.handover import HandoverState
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import MemoryPart, Operation
 from setpoint.core.plan import OWN_LENGTH, Rows, StepPlan, TokenMasks
@@ -171,7 +171,7 @@ class RecordedGiver:
 
     def offer(self, seq_id: int, room: int, digest: bytes) -> None: ...
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None: ...
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None: ...
 
     def withdraw(self, seq_id: int, reason: str) -> None: ...
 

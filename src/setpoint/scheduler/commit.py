@@ -17,7 +17,7 @@ import numpy as np
 
 from setpoint.core.failures import failure_finish, log_failure
 from setpoint.core.grammar import Grammar, NotReady
-from setpoint.core.handover import Handed
+from setpoint.core.handover import HandoverState
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.records import GrammarEnded, GrammarLate, Observer, StepDone, TokensForced
 from setpoint.core.result import StepResult
@@ -139,7 +139,7 @@ class Committer:
             return None
         return self._after_tokens(seq, finish)
 
-    def adopt(self, seq: Sequence, handed: Handed) -> TokenEvent | None:
+    def adopt(self, seq: Sequence, handed: HandoverState) -> TokenEvent | None:
         """Commit the tokens that a prefill server has sampled for a sequence in preparation, as if
         a step had brought them. Returns the event to send, if one is due."""
         seq.request = msgspec.structs.replace(seq.request, seed=handed.seed)

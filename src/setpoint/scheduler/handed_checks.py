@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Numbers
 
-from setpoint.core.handover import Handed
+from setpoint.core.handover import HandoverState
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import MAX_SAMPLING_MASK, LogprobOptions, unpack_ids
 from setpoint.scheduler.sequence import Sequence
@@ -16,7 +16,7 @@ MOST_ROUNDING = 1e-3
 """A logprob may be above 0 by so much."""
 
 
-def what_is_wrong(seq: Sequence, handed: Handed, vocab_size: int) -> str:
+def what_is_wrong(seq: Sequence, handed: HandoverState, vocab_size: int) -> str:
     """Why this cannot belong to the sequence; "" if it can."""
     ids, options = handed.ids, seq.request.options
     if handed.num_prompt != len(seq.prompt) or len(ids) != min(1, seq.max_new_tokens):
@@ -40,7 +40,7 @@ def what_is_wrong(seq: Sequence, handed: Handed, vocab_size: int) -> str:
     return ""
 
 
-def is_forbidden(seq: Sequence, handed: Handed) -> bool:
+def is_forbidden(seq: Sequence, handed: HandoverState) -> bool:
     """Whether the sequence's grammar, which is ready, does not allow a token."""
     if seq.grammar is None:
         return False

@@ -1,9 +1,9 @@
 """Requests whose prompt one server computes and whose further tokens another one does
 (docs/decisions/0072-prefill-and-decode-apart.md).
 
-A prefill server: a request waits until its room is fetched (a need), computes its prompt and first
-token, gives up its slot and memory like any sequence that ends, and is *handing over* until its
-pages have arrived. Its client hears of it then.
+A prefill server: a request waits until its bootstrap room is fetched (a need), computes its prompt
+and first token, gives up its slot and memory like any sequence that ends, and is *handing over*
+until its pages have arrived. Its client hears of it then.
 
 A decode server: a request waits until there is room for its prompt, and then until the prompt's
 pages have arrived; both are one need. What has arrived is a cached prefix like any other, so the
@@ -23,15 +23,16 @@ import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.handover import (
-    Arrived,
-    Given,
     Giver,
-    Handed,
     HandoverCounts,
+    HandoverState,
+    PromptNews,
+    PromptReceived,
+    PromptSent,
+    PromptWanted,
     Taker,
-    Wanted,
 )
-from setpoint.core.messages import Finish, Moved, TokenEvent
+from setpoint.core.messages import Finish, PagesMoved, TokenEvent
 from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.preparation import Need
 from setpoint.core.records import HandedOver, Observer
@@ -56,7 +57,7 @@ class Handover(Protocol):
         """Let a new sequence wait for the other server, if it is computed by both. Raises
         RequestError if that is impossible."""
 
-    def take(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
+    def take(self, message: PromptNews) -> TokenEvent | None:
         """A message of the mover; returns an event to send, if there is one."""
 
     def is_kept(self, seq: Sequence, finish: Finish) -> bool:
@@ -114,9 +115,9 @@ class PrefillSide:
         self._observer = observer
         self._giver = giver
         self._open: dict[int, _Giving] = {}
-        """The open transfer of each sequence, until its ``Given``."""
+        """The open transfer of each sequence, until its ``PromptSent``."""
         self._rooms: set[int] = set()
-        """The rooms of these sequences."""
+        """The bootstrap rooms of these sequences."""
         kept = {**state.preparing.cancel, Need.KV: lambda seq_id: None}  # the offer ends below
         state.preparing.cancel = kept
         state.end_offer = self._withdraw
@@ -132,11 +133,11 @@ class PrefillSide:
         self._open[seq.seq_id] = _Giving(seq)
         self._state.preparing.begin(seq, Need.KV)
 
-    def take(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
-        if isinstance(message, Wanted):
+    def take(self, message: PromptNews) -> TokenEvent | None:
+        if isinstance(message, PromptWanted):
             self._wanted(message)
             return None
-        assert isinstance(message, Given)
+        assert isinstance(message, PromptSent)
         return self._given(message)
 
     def is_kept(self, seq: Sequence, finish: Finish) -> bool:
@@ -185,7 +186,7 @@ class PrefillSide:
             num_moving=len(self._state.handing),
         )
 
-    def _wanted(self, message: Wanted) -> None:
+    def _wanted(self, message: PromptWanted) -> None:
         state, giving = self._state, self._open.get(message.seq_id)
         if giving is None or Need.KV not in giving.seq.needs:
             return  # it has ended meanwhile
@@ -193,14 +194,14 @@ class PrefillSide:
         state.preparing.end(giving.seq, Need.KV, "loaded")
         state.enqueue_if_ready(giving.seq)
 
-    def _given(self, message: Given) -> TokenEvent | None:
+    def _given(self, message: PromptSent) -> TokenEvent | None:
         giving = self._open.pop(message.seq_id)
         state, seq = self._state, giving.seq
         self._rooms.remove(_room_of(seq))
         if giving.transfer_id is not None:
             moved = 0 if message.failure else len(state.transfers[giving.transfer_id].ids)
             state.transfers.end(
-                Moved(
+                PagesMoved(
                     giving.transfer_id,
                     moved,
                     num_bytes=message.num_bytes,
@@ -237,7 +238,7 @@ class DecodeSide:
         state: State,
         observer: Observer,
         taker: Taker,
-        adopt: Callable[[Sequence, Handed], TokenEvent | None],
+        adopt: Callable[[Sequence, HandoverState], TokenEvent | None],
         look_up: Callable[[Sequence], None],
     ) -> None:
         """adopt: commits the tokens that were sampled by the prefill server, and ends the sequence
@@ -251,10 +252,10 @@ class DecodeSide:
         self._waiting: dict[int, Sequence] = {}
         """Sequences for whose prompt there was no room yet."""
         self._arriving: dict[int, tuple[Sequence, int | None]] = {}
-        """Sequences whose prompt is fetched, each with its transfer, until ``Arrived``."""
+        """Sequences whose prompt is fetched, each with its transfer, until ``PromptReceived``."""
         self._room_s: dict[int, float] = {}
         """How long these waited for room."""
-        self._handed: dict[int, Handed] = {}
+        self._handed: dict[int, HandoverState] = {}
         """What has been handed over for sequences that still wait for their grammar."""
         self._num_turns = 0
         state.preparing.cancel = {**state.preparing.cancel, Need.KV: self._cancel}
@@ -282,14 +283,14 @@ class DecodeSide:
             del self._waiting[seq.seq_id]
             self._fetch(seq)
 
-    def take(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
-        assert isinstance(message, Arrived)
+    def take(self, message: PromptNews) -> TokenEvent | None:
+        assert isinstance(message, PromptReceived)
         state = self._state
         seq, transfer_id = self._arriving.pop(message.seq_id)
         room_s = self._room_s.pop(message.seq_id)
         if transfer_id is not None:
             state.transfers.end(
-                Moved(
+                PagesMoved(
                     transfer_id,
                     message.num_rows * state.cache.page_size,
                     num_bytes=message.num_bytes,
@@ -417,8 +418,8 @@ def _room_of(seq: Sequence) -> int:
     return bootstrap.room
 
 
-def _handed(seq: Sequence) -> Handed:
-    return Handed(
+def _handed(seq: Sequence) -> HandoverState:
+    return HandoverState(
         num_prompt=len(seq.prompt),
         seed=seq.request.seed,
         ids=seq.outputs.tolist(),

@@ -38,12 +38,12 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import log_failure, log_operation_failure
-from setpoint.core.handover import Arrived, Given, Wanted
+from setpoint.core.handover import PromptReceived, PromptSent, PromptWanted
 from setpoint.core.messages import (
     Abort,
     Announce,
-    Found,
-    Moved,
+    PagesMoved,
+    PrefixFound,
     Prepared,
     Reply,
     Shutdown,
@@ -356,9 +356,9 @@ class Loop:
             case Prepared():
                 event = self._scheduler.take_grammar(message)
                 self._emit([event] if event is not None else [])
-            case Found() | Moved():
+            case PrefixFound() | PagesMoved():
                 self._scheduler.take_news(message)
-            case Wanted() | Given() | Arrived():
+            case PromptWanted() | PromptSent() | PromptReceived():
                 event = self._scheduler.take_handover(message)
                 self._emit([event] if event is not None else [])
             case Stop() | Abort():

@@ -18,8 +18,13 @@ from itertools import chain, takewhile
 from setpoint.core.control import Operate, PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failure_finish, log_failure, refusal_finish
-from setpoint.core.handover import Arrived, Given, Giver, HandoverCounts, Taker, Wanted
-from setpoint.core.messages import Abort, Finish, Found, Moved, Prepared, TokenEvent
+from setpoint.core.handover import (
+    Giver,
+    HandoverCounts,
+    PromptNews,
+    Taker,
+)
+from setpoint.core.messages import Abort, Finish, PagesMoved, PrefixFound, Prepared, TokenEvent
 from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Need, Preparer
@@ -169,10 +174,10 @@ class Scheduler:
         if tiers.wants(seq, ids):
             tiers.start(seq, ids, self.state.now)
 
-    def take_news(self, message: Found | Moved) -> None:
+    def take_news(self, message: PrefixFound | PagesMoved) -> None:
         """Take what a mover has found or moved."""
         state = self.state
-        if isinstance(message, Moved):
+        if isinstance(message, PagesMoved):
             state.transfers.end(message)
             state.standing_refusal = None  # it may have held what a sequence needs
         elif state.tiers is not None:
@@ -191,7 +196,7 @@ class Scheduler:
             for seq in ready:
                 state.enqueue_if_ready(seq)
 
-    def take_handover(self, message: Wanted | Given | Arrived) -> TokenEvent | None:
+    def take_handover(self, message: PromptNews) -> TokenEvent | None:
         """Take what the mover of handovers has to say. Returns the event to send, if there is
         one."""
         assert self._handover is not None

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.prefix_digest import grown, split
 from setpoint.core.preparation import Need
 from setpoint.core.records import Fallback, Observer, Outcome
@@ -148,7 +148,7 @@ class Tiers:
         if wait.transfer_id is not None:
             self._mover.cancel(wait.transfer_id)
 
-    def found(self, message: Found) -> None:
+    def found(self, message: PrefixFound) -> None:
         """Take the answer to a lookup; ``advance`` goes on from there."""
         wait = self._waits.get(message.seq_id)
         if wait is None or wait.found:
@@ -234,7 +234,7 @@ class Tiers:
         self._num_slower += 1
         return self._num_slower % RETRY_EVERY == 0
 
-    def _loaded(self, wait: _Wait, reached: int, message: Moved) -> None:
+    def _loaded(self, wait: _Wait, reached: int, message: PagesMoved) -> None:
         self._loading = {key: at for key, at in self._loading.items() if at != message.id}
         moved = message.num_tokens
         self.totals.load_s += message.seconds
@@ -387,7 +387,7 @@ class Tiers:
             self._mover.save(self._held.popleft()[1])
         self._start_saves()
 
-    def _saved(self, end: int, first: int, keys: list[bytes], message: Moved) -> None:
+    def _saved(self, end: int, first: int, keys: list[bytes], message: PagesMoved) -> None:
         self.totals.save_s += message.seconds
         self.totals.saved_tokens += message.num_tokens
         missing = end - first * self._config.block - message.num_tokens

@@ -5,8 +5,8 @@ Works on the cache. It does not know who moves the pages, when, or why. A load h
 and locks the prefix before them; at its end what has arrived joins the tree, as if it had been
 computed. A save locks the path whose pages it reads.
 
-    reserve ── Transfer ──▶ mover ── Moved ──▶ end     (rows join the tree, the others are freed)
-    hold    ── Transfer ──▶ mover ── Moved ──▶ end     (the path is unlocked)
+    reserve ── Transfer ──▶ mover ── PagesMoved ──▶ end (rows join the tree, the others are freed)
+    hold    ── Transfer ──▶ mover ── PagesMoved ──▶ end (the path is unlocked)
 
 A flush ends no transfer: whatever they read or write leaves the tree, and is free when they end.
 """
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from setpoint.core.messages import Moved
+from setpoint.core.messages import PagesMoved
 from setpoint.core.records import Observer, TransferEnded, TransferStarted
 from setpoint.core.request import Ids
 from setpoint.core.transfers import Direction, KVLocation, Transfer
 from setpoint.scheduler.cache.handle import PrefixHandle
 from setpoint.scheduler.cache.manager import KVCache
 
-Then = Callable[[int, Moved], object]
+Then = Callable[[int, PagesMoved], object]
 """Called when a transfer has ended, with the number of tokens from the beginning of its ids that
 are of use now (0 after a flush), and the message."""
 
@@ -149,9 +149,9 @@ class Transfers:
             then,
         )
 
-    def end(self, message: Moved) -> None:
-        """Give up what a transfer held, after its ``Moved``. What a load brought joins the tree.
-        Does nothing for a transfer that has ended."""
+    def end(self, message: PagesMoved) -> None:
+        """Give up what a transfer held, after its ``PagesMoved``. What a load brought joins the
+        tree. Does nothing for a transfer that has ended."""
         found = self._open.pop(message.id, None)
         if found is None:
             return

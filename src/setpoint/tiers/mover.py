@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.request import Ids
 from setpoint.core.transfers import Transfer
 from setpoint.tiers.block_keys import block_keys
@@ -26,7 +26,7 @@ from setpoint.tiers.store import Bytes, Store, StoreCounts, StoreError
 
 logger = logging.getLogger(__name__)
 
-Post = Callable[[Found | Moved], object]
+Post = Callable[[PrefixFound | PagesMoved], object]
 Job = Callable[[], object]
 Result = TypeVar("Result")
 MAX_ERRORS = 3
@@ -217,7 +217,7 @@ class StoreMover:
                 if rest:
                     more = tier.try_(lambda store: store.num_leading(rest))  # noqa: B023
                     found += more if isinstance(more, int) else 0
-        self._post(Found(seq_id, found * self._block, time.perf_counter() - began))
+        self._post(PrefixFound(seq_id, found * self._block, time.perf_counter() - began))
 
     def _load(self, transfer: Transfer, rows: PoolRows, identity: bytes) -> None:
         began = time.perf_counter()
@@ -244,7 +244,7 @@ class StoreMover:
             logger.exception("Loading cached blocks failed.")
             why = "an error"
         seconds = time.perf_counter() - began
-        self._end(Moved(transfer.id, moved, num_bytes, seconds, why, from_host))
+        self._end(PagesMoved(transfer.id, moved, num_bytes, seconds, why, from_host))
 
     def _get(self, key: bytes) -> tuple[Bytes | None, Tier | None]:
         """The block, and the tier that had it; the tiers before it get a copy."""
@@ -302,7 +302,7 @@ class StoreMover:
             logger.exception("Saving cached blocks failed.")
             why = "an error"
         seconds = time.perf_counter() - began
-        self._end(Moved(transfer.id, moved, num_bytes, seconds, why))
+        self._end(PagesMoved(transfer.id, moved, num_bytes, seconds, why))
 
     def _put(self, key: bytes, rows: PoolRows, table: Ids) -> tuple[int, bool]:
         """Put a block into every tier that lacks it. Returns the number of bytes written, and
@@ -334,7 +334,7 @@ class StoreMover:
             return "the tiers are off"
         return "refused or failed"
 
-    def _end(self, message: Moved) -> None:
+    def _end(self, message: PagesMoved) -> None:
         with self._lock:
             self._open.discard(message.id)
             self._cancelled.discard(message.id)

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Handed
+from setpoint.core.handover import HandoverState, PromptReceived, PromptSent
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.request import Ids
 from setpoint.handover.frames import Fetch
@@ -91,7 +91,7 @@ class Network:
         self._rooms[seq_id] = room
         self._soon(lambda: self.offers.add(Offer(seq_id, room, digest)))
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None:
         self._soon(lambda: self.offers.supply(seq_id, rows, handed))
 
     def withdraw(self, seq_id: int, reason: str) -> None:
@@ -177,7 +177,7 @@ class Network:
                 continue
             handed = offer.handed
             if self._rng.random() < self._faults.damaged_first_token:
-                handed = Handed(handed.num_prompt + 1, handed.seed, handed.ids)
+                handed = HandoverState(handed.num_prompt + 1, handed.seed, handed.ids)
             self._arrived(transfer.seq_id, handed, "")
             self._soon(partial(self._taken, transfer.fetch.transfer, self._num_lost))
             return
@@ -195,12 +195,12 @@ class Network:
                 data = source[page * size : (page + 1) * size] if page else GARBAGE
                 target[other * size : (other + 1) * size] = GARBAGE if torn else data
 
-    def _arrived(self, seq_id: int, handed: Handed | None, failure: str) -> None:
+    def _arrived(self, seq_id: int, handed: HandoverState | None, failure: str) -> None:
         transfer = self._transfers.pop(seq_id)
-        self.decode.wire.post(Arrived(seq_id, handed, transfer.num_taken, failure))
+        self.decode.wire.post(PromptReceived(seq_id, handed, transfer.num_taken, failure))
 
     def _tell_prefill(self, message: object) -> None:
-        if isinstance(message, Given):
+        if isinstance(message, PromptSent):
             del self._rooms[message.seq_id]
         self.prefill.wire.post(message)  # type: ignore[arg-type]
 

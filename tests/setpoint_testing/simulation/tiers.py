@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from setpoint.core.identity import engine_digest
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.operations import (
     AttachStorage,
     ClearStorage,
@@ -315,7 +315,7 @@ class VirtualWorker:
             return
         self._loop.call_later(rest_s, self._end, self._tiers.posted)
 
-    def _end(self, messages: list[Found | Moved]) -> None:
+    def _end(self, messages: list[PrefixFound | PagesMoved]) -> None:
         if self._engine.code is not None:
             return
         self.doing = None
@@ -344,7 +344,7 @@ class SimulatedTiers:
         self, engine: SimulatedEngine, executor: TieredExecutor, storage: SharedStorage, block: int
     ) -> None:
         self.engine, self.storage, self._executor = engine, storage, executor
-        self.posted: list[Found | Moved] = []
+        self.posted: list[PrefixFound | PagesMoved] = []
         """What the present job has said."""
         self.next_kind: Kind = "sweep"
         self._open: dict[int, _Open] = {}
@@ -429,8 +429,8 @@ class SimulatedTiers:
 
     # ------------------------------------------------------------------ what becomes of it
 
-    def deliver(self, message: Found | Moved) -> None:
-        if isinstance(message, Moved):
+    def deliver(self, message: PrefixFound | PagesMoved) -> None:
+        if isinstance(message, PagesMoved):
             self._end(message)
         self.engine.world.note(self.engine, f"is told {message}")
         self.engine.link.post(message)
@@ -440,11 +440,11 @@ class SimulatedTiers:
             again_s = self.storage.rng.uniform(0.0, 0.5)
             self.engine.world.loop.call_later(again_s, self._again, message)
 
-    def _again(self, message: Found | Moved) -> None:
+    def _again(self, message: PrefixFound | PagesMoved) -> None:
         if self.engine.code is None:
             self.engine.link.post(message)
 
-    def _end(self, message: Moved) -> None:
+    def _end(self, message: PagesMoved) -> None:
         ended = self._open.pop(message.id)
         transfer, seen = ended.transfer, self.storage.seen
         if transfer.direction is Direction.LOAD:

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Handed, Wanted
+from setpoint.core.handover import HandoverState, PromptReceived, PromptSent, PromptWanted
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.engine.executor.rank_handovers import LOST, RankedGiver, RankedTaker, RankSide
 from setpoint.engine.executor.rank_messages import GiverNews, TakerNews
 from setpoint.engine.executor.tensor_parallel import decode_to_rank, encode
 
 ROWS = np.array([3, 1, 2], np.int32)
-HANDED = Handed(3, seed=5, ids=[7], logprobs=LogprobBlock([0.0], [7], [], [], []), num_cached=2)
-BARE = Handed(3, seed=5, ids=[7], num_cached=2)
+HANDED = HandoverState(
+    3, seed=5, ids=[7], logprobs=LogprobBlock([0.0], [7], [], [], []), num_cached=2
+)
+BARE = HandoverState(3, seed=5, ids=[7], num_cached=2)
 
 
 class Calls:
@@ -52,9 +54,9 @@ class Engine:
     def listen(self, kind: type, heard: Callable[[Any], object]) -> None:
         self.heard[kind] = heard
 
-    def says(self, message: Wanted | Given | Arrived) -> None:
+    def says(self, message: PromptWanted | PromptSent | PromptReceived) -> None:
         """The other rank says something."""
-        kind = TakerNews if isinstance(message, Arrived) else GiverNews
+        kind = TakerNews if isinstance(message, PromptReceived) else GiverNews
         self.heard[kind](kind(message))
 
 
@@ -78,15 +80,15 @@ def taker_of(engine: Engine) -> RankedTaker:
 def test_a_room_is_given_when_all_ranks_have_given_it(engine: Engine) -> None:
     giver = giver_of(engine)
     giver.offer(1, 9, b"digest")
-    engine.says(Wanted(1, 4))
+    engine.says(PromptWanted(1, 4))
     assert engine.posted == []
-    giver.note_own(Wanted(1, 4))
-    assert engine.posted == [Wanted(1, 4)]
+    giver.note_own(PromptWanted(1, 4))
+    assert engine.posted == [PromptWanted(1, 4)]
     giver.supply(1, ROWS, HANDED)
-    giver.note_own(Given(1, num_bytes=10, seconds=2.0))
-    assert engine.posted == [Wanted(1, 4)]
-    engine.says(Given(1, num_bytes=11, seconds=1.0))
-    assert engine.posted[1:] == [Given(1, num_bytes=21, seconds=2.0)]
+    giver.note_own(PromptSent(1, num_bytes=10, seconds=2.0))
+    assert engine.posted == [PromptWanted(1, 4)]
+    engine.says(PromptSent(1, num_bytes=11, seconds=1.0))
+    assert engine.posted[1:] == [PromptSent(1, num_bytes=21, seconds=2.0)]
     assert engine.own.found == [("offer", 1, 9, b"digest"), ("supply", 1, [3, 1, 2], HANDED)]
     assert engine.other.found == [("offer", 1, 9, b"digest"), ("supply", 1, [3, 1, 2], BARE)]
 
@@ -96,12 +98,12 @@ def test_a_rank_that_fails_withdraws_the_room_from_all(engine: Engine, who: str)
     giver = giver_of(engine)
     giver.offer(1, 9, b"digest")
     first, second = (giver.note_own, engine.says) if who == "own" else (engine.says, giver.note_own)
-    first(Wanted(1, 0))
-    first(Given(1, "it broke"))
+    first(PromptWanted(1, 0))
+    first(PromptSent(1, "it broke"))
     assert engine.posted == []
     assert engine.own.found[-1] == engine.other.found[-1] == ("withdraw", 1, LOST)
-    second(Given(1, LOST))
-    assert engine.posted == [Given(1, "it broke")]
+    second(PromptSent(1, LOST))
+    assert engine.posted == [PromptSent(1, "it broke")]
 
 
 def test_a_prompt_has_arrived_when_all_ranks_have_their_part(engine: Engine) -> None:
@@ -109,10 +111,10 @@ def test_a_prompt_has_arrived_when_all_ranks_have_their_part(engine: Engine) -> 
     taker.fetch(1, bootstrap, b"digest", 2, ROWS)
     expected = ("fetch", 1, bootstrap, b"digest", 2, [3, 1, 2])
     assert engine.own.found == engine.other.found == [expected]
-    taker.note_own(Arrived(1, HANDED, 3, num_bytes=10, seconds=1.0, waited_s=0.5))
+    taker.note_own(PromptReceived(1, HANDED, 3, num_bytes=10, seconds=1.0, waited_s=0.5))
     assert engine.posted == []
-    engine.says(Arrived(1, BARE, 3, num_bytes=10, seconds=2.0, waited_s=0.1))
-    assert engine.posted == [Arrived(1, HANDED, 3, num_bytes=20, seconds=2.0, waited_s=0.5)]
+    engine.says(PromptReceived(1, BARE, 3, num_bytes=10, seconds=2.0, waited_s=0.1))
+    assert engine.posted == [PromptReceived(1, HANDED, 3, num_bytes=20, seconds=2.0, waited_s=0.5)]
 
 
 @pytest.mark.parametrize("who", ["own", "other"])
@@ -120,8 +122,10 @@ def test_a_rank_that_fails_cancels_the_fetch_of_all(engine: Engine, who: str) ->
     taker = taker_of(engine)
     taker.fetch(1, Bootstrap(9, "host", 8998), b"digest", 0, ROWS)
     first, second = (taker.note_own, engine.says) if who == "own" else (engine.says, taker.note_own)
-    first(Arrived(1, None, 1, "it broke"))
+    first(PromptReceived(1, None, 1, "it broke"))
     assert engine.posted == []
     assert engine.own.found[-1] == engine.other.found[-1] == ("cancel", 1)
-    second(Arrived(1, HANDED, 3))
-    assert engine.posted == [Arrived(1, None, 1, "it broke")], "of use is what all ranks have"
+    second(PromptReceived(1, HANDED, 3))
+    assert engine.posted == [PromptReceived(1, None, 1, "it broke")], (
+        "of use is what all ranks have"
+    )

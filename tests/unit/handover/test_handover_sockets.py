@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Wanted
+from setpoint.core.handover import PromptReceived, PromptSent, PromptWanted
 from setpoint.core.handshake import new_bytes
 from setpoint.handover import giver, segments, taker, taking
 from setpoint.handover.channel import SILENCE_S
@@ -45,7 +45,7 @@ def test_pages_arrive_where_decode_wants_them(share: bool) -> None:
         arrived = both.hand_over(1, room=77, rows=rows(3, 9, 4), to=rows(20, 6, 21))
         assert arrived.handed == handed()
         assert (arrived.num_rows, arrived.num_bytes) == (3, 3 * 64)
-        assert both.given.wait(Given, 1).failure == ""
+        assert both.given.wait(PromptSent, 1).failure == ""
         assert (both.target.pages[[20, 6, 21]] == both.source.pages[[3, 9, 4]]).all()
         others = np.setdiff1d(np.arange(65), [20, 6, 21])
         assert (both.target.pages[others] == before[others]).all()
@@ -67,11 +67,11 @@ def test_many_chunks_and_transfers_use_the_few_segments_again(
         for index, digest in enumerate(digests):
             both.giver.offer(index, 100 + index, digest)
         for index in range(20):
-            both.given.wait(Wanted, index)
+            both.given.wait(PromptWanted, index)
             both.giver.supply(index, order[20 * index : 20 * index + 20], handed())
         for index in range(20):
-            assert both.taken.wait(Arrived, index).failure == ""
-            assert both.given.wait(Given, index).failure == ""
+            assert both.taken.wait(PromptReceived, index).failure == ""
+            assert both.given.wait(PromptSent, index).failure == ""
         assert (both.target.pages[there] == both.source.pages[order]).all()
 
 
@@ -80,12 +80,15 @@ def test_a_room_that_is_fetched_twice_is_refused_and_harms_nobody() -> None:
         digest = new_bytes()
         both.giver.offer(1, 5, digest)
         both.taker.fetch(1, both.bootstrap(5), digest, 0, rows(1))
-        both.given.wait(Wanted, 1)
+        both.given.wait(PromptWanted, 1)
         both.taker.fetch(3, both.bootstrap(5), digest, 0, rows(2))
-        assert both.taken.wait(Arrived, 3).failure == "another transfer of this room is under way"
+        assert (
+            both.taken.wait(PromptReceived, 3).failure
+            == "another transfer of this room is under way"
+        )
         both.giver.supply(1, rows(1), handed())
-        assert both.taken.wait(Arrived, 1).failure == ""
-        both.given.wait(Given, 1)
+        assert both.taken.wait(PromptReceived, 1).failure == ""
+        both.given.wait(PromptSent, 1)
         both.giver.offer(4, 5, digest)  # the room is free again
 
 
@@ -94,9 +97,9 @@ def test_a_room_with_another_prompt_is_refused_and_stays_open() -> None:
         digest = new_bytes()
         both.giver.offer(1, 5, digest)
         both.taker.fetch(9, both.bootstrap(5), new_bytes(), 0, rows(1))
-        assert "another prompt" in both.taken.wait(Arrived, 9).failure
+        assert "another prompt" in both.taken.wait(PromptReceived, 9).failure
         both.taker.fetch(1, both.bootstrap(5), digest, 0, rows(1))
-        both.given.wait(Wanted, 1)
+        both.given.wait(PromptWanted, 1)
 
 
 @pytest.mark.parametrize("when", ["before the fetch", "after it", "while sending"])
@@ -109,18 +112,18 @@ def test_an_aborted_prefill_tells_decode_at_once(
         both.giver.offer(1, 5, digest)
         if when == "before the fetch":
             both.giver.withdraw(1, "aborted here")
-            both.given.wait(Given, 1)
+            both.given.wait(PromptSent, 1)
         both.taker.fetch(1, both.bootstrap(5), digest, 0, np.arange(1, 51, dtype=np.int32))
         if when != "before the fetch":
-            both.given.wait(Wanted, 1)
+            both.given.wait(PromptWanted, 1)
             if when == "while sending":
                 both.target.before_write = lambda: time.sleep(0.02)
                 both.giver.supply(1, np.arange(1, 51, dtype=np.int32), handed())
             both.giver.withdraw(1, "aborted here")
-        arrived = both.taken.wait(Arrived, 1, timeout_s=5.0)
+        arrived = both.taken.wait(PromptReceived, 1, timeout_s=5.0)
         assert (arrived.failure, arrived.handed) == ("aborted here", None)
-        assert both.given.wait(Given, 1).failure == "aborted here"
-        assert len(both.given.of(Given, 1)) == len(both.taken.of(Arrived, 1)) == 1
+        assert both.given.wait(PromptSent, 1).failure == "aborted here"
+        assert len(both.given.of(PromptSent, 1)) == len(both.taken.of(PromptReceived, 1)) == 1
         assert both.hand_over(2, 6, rows(1), rows(2)).failure == ""
 
 
@@ -134,21 +137,21 @@ def test_a_refusal_that_crosses_with_the_last_word_harms_no_other_transfer(
         for number in (1, 2):
             both.giver.offer(number, number, digest)
             both.taker.fetch(number, both.bootstrap(number), digest, 0, rows(number))
-            both.given.wait(Wanted, number)
+            both.given.wait(PromptWanted, number)
 
         def withdraw_here() -> None:
             time.sleep(0.1)  # until all has been sent
             both.giver.withdraw(1, "aborted here")
-            both.given.wait(Given, 1)
+            both.given.wait(PromptSent, 1)
 
         both.target.before_write = withdraw_here  # all was sent, and Taken comes after this
         both.giver.supply(1, rows(1), handed())
-        assert both.given.wait(Given, 1).failure == "aborted here"
-        arrived = both.taken.wait(Arrived, 1)
+        assert both.given.wait(PromptSent, 1).failure == "aborted here"
+        arrived = both.taken.wait(PromptReceived, 1)
         both.target.before_write = lambda: None
         both.giver.supply(2, rows(2), handed())
-        assert both.taken.wait(Arrived, 2).failure == ""
-        assert both.given.wait(Given, 2).failure == ""
+        assert both.taken.wait(PromptReceived, 2).failure == ""
+        assert both.given.wait(PromptSent, 2).failure == ""
         assert arrived.failure in ("", "aborted here")
 
 
@@ -163,10 +166,10 @@ def test_pages_that_were_not_sent_cannot_have_arrived(is_offered: bool) -> None:
     offers.fetch(receiver, Fetch(7, 5, digest, 0))
     assert not offers.taken(receiver, 7)
     if is_offered:
-        assert told == [Wanted(1, 0)]
+        assert told == [PromptWanted(1, 0)]
         offers.supply(1, rows(1), handed())
         assert offers.taken(receiver, 7)
-        assert told == [Wanted(1, 0), Given(1)]
+        assert told == [PromptWanted(1, 0), PromptSent(1)]
         assert offers.taken(receiver, 7)  # as after a refusal that crossed with it
 
 
@@ -178,18 +181,18 @@ def test_nothing_is_written_after_a_cancelled_transfer_has_ended(
         digest = new_bytes()
         both.giver.offer(1, 5, digest)
         both.taker.fetch(1, both.bootstrap(5), digest, 0, np.arange(1, 51, dtype=np.int32))
-        both.given.wait(Wanted, 1)
+        both.given.wait(PromptWanted, 1)
         both.target.before_write = lambda: time.sleep(0.01)
         both.giver.supply(1, np.arange(1, 51, dtype=np.int32), handed())
         time.sleep(0.05)
         both.taker.cancel(1)
-        assert both.taken.wait(Arrived, 1).failure == "cancelled"
+        assert both.taken.wait(PromptReceived, 1).failure == "cancelled"
         both.target.pages[:] = 0  # they belong to somebody else now
-        assert "cancelled" in both.given.wait(Given, 1).failure
+        assert "cancelled" in both.given.wait(PromptSent, 1).failure
         assert both.hand_over(2, 6, rows(60), rows(60)).failure == ""
         assert not both.target.pages[:60].any()
         both.taker.cancel(1)  # once more: it has ended
-        assert len(both.taken.of(Arrived, 1)) == 1
+        assert len(both.taken.of(PromptReceived, 1)) == 1
 
 
 def test_servers_that_differ_are_told_in_what(
@@ -201,12 +204,12 @@ def test_servers_that_differ_are_told_in_what(
     with pair(there=identity(weights="others", page_size="16")) as both:
         both.giver.offer(1, 5, new_bytes())
         both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, rows(1))
-        failure = both.taken.wait(Arrived, 1).failure
+        failure = both.taken.wait(PromptReceived, 1).failure
         assert "weights is others on the prefill server and w on the decode server" in failure
         assert "page_size is 16 on the prefill server and 1 on the decode server" in failure
         assert "dtype" not in failure
         both.taker.fetch(2, both.bootstrap(6), new_bytes(), 0, rows(1))
-        both.taken.wait(Arrived, 2)
+        both.taken.wait(PromptReceived, 2)
         wait_until(lambda: "page_size is 16" in caplog.text)
     assert caplog.text.count("page_size is 16 on the prefill server") == 1
 
@@ -218,7 +221,7 @@ def test_servers_with_different_api_keys_hand_nothing_over(
     with pair(api_key=keys[0], given_api_key=keys[1]) as both:
         both.giver.offer(1, 5, bytes(32))
         both.taker.fetch(1, both.bootstrap(5), bytes(32), 0, rows(1))
-        assert "the servers do not know the same key" in both.taken.wait(Arrived, 1).failure
+        assert "the servers do not know the same key" in both.taken.wait(PromptReceived, 1).failure
         assert not both.given.messages, "nobody has asked for the room"
 
 
@@ -230,7 +233,7 @@ def test_servers_with_the_same_api_key_hand_over() -> None:
 def test_a_bootstrap_server_that_is_not_there_is_named() -> None:
     with pair() as both:
         both.taker.fetch(1, Bootstrap(5, HOST, 1), new_bytes(), 0, rows(1))
-        assert "the bootstrap server at 127.0.0.1:1" in both.taken.wait(Arrived, 1).failure
+        assert "the bootstrap server at 127.0.0.1:1" in both.taken.wait(PromptReceived, 1).failure
 
 
 def test_a_damaged_chunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +299,11 @@ PREFILL_ALONE = """
 import sys, time
 from setpoint_testing.handovers import pair, handed
 import numpy as np
-from setpoint.core.handover import Wanted
+from setpoint.core.handover import PromptWanted
 with pair(share=sys.argv[1] == "shared", api_key="k") as both:
     both.giver.offer(1, 5, bytes(32))
     print(both.port, flush=True)
-    both.given.wait(Wanted, 1)
+    both.given.wait(PromptWanted, 1)
     print("wanted", flush=True)
     time.sleep(60)
 """
@@ -319,7 +322,7 @@ def test_the_death_of_the_prefill_side_is_noticed(how: str, end: signal.Signals)
             own.taker.fetch(1, Bootstrap(5, HOST, port), bytes(32), 0, rows(1))
             assert child.stdout.readline() == "wanted\n"
             os.kill(child.pid, end)
-            failure = own.taken.wait(Arrived, 1).failure
+            failure = own.taken.wait(PromptReceived, 1).failure
             words = "has closed" if end == signal.SIGKILL else f"silent for {SILENCE_S} s"
             assert words in failure
     finally:

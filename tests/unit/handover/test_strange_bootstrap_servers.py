@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived
+from setpoint.core.handover import PromptReceived
 from setpoint.core.handshake import new_bytes
 from setpoint.core.prefix_digest import prompt_digest
 from setpoint.core.request import pack_ids
@@ -98,7 +98,7 @@ ODD = {
 def test_an_odd_answer_ends_the_transfer_at_once(name: str) -> None:
     with pair() as both, peer(ODD[name]) as (port, _):
         both.taker.fetch(1, Bootstrap(5, HOST, port), new_bytes(), 0, ROW)
-        failure = both.taken.wait(Arrived, 1, timeout_s=10.0).failure
+        failure = both.taken.wait(PromptReceived, 1, timeout_s=10.0).failure
         assert failure
         assert len(failure) < 1000
 
@@ -107,7 +107,7 @@ def test_an_odd_answer_ends_the_transfer_at_once(name: str) -> None:
 def test_a_host_that_cannot_be_ends_the_transfer_at_once(host: str) -> None:
     with pair() as both:
         both.taker.fetch(1, Bootstrap(5, host, 8998), new_bytes(), 0, ROW)
-        assert both.taken.wait(Arrived, 1, timeout_s=10.0).failure
+        assert both.taken.wait(PromptReceived, 1, timeout_s=10.0).failure
 
 
 def test_slow_bootstrap_servers_hold_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,21 +118,21 @@ def test_slow_bootstrap_servers_hold_up_nobody_else(monkeypatch: pytest.MonkeyPa
         while not seen:
             time.sleep(0.01)
         assert both.hand_over(1, 5, ROW, ROW).failure == ""
-        assert not any(both.taken.of(Arrived, 100 + number) for number in range(50))
+        assert not any(both.taken.of(PromptReceived, 100 + number) for number in range(50))
 
 
 def test_an_answer_has_a_time_limit_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap_client, "TIMEOUT_S", 0.5)
     with pair() as both, peer(drip) as (port, _):
         both.taker.fetch(1, Bootstrap(5, HOST, port), new_bytes(), 0, ROW)
-        assert "no answer in 0.5 s" in both.taken.wait(Arrived, 1, timeout_s=10.0).failure
+        assert "no answer in 0.5 s" in both.taken.wait(PromptReceived, 1, timeout_s=10.0).failure
 
 
 def test_engines_that_never_register_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap_client, "STARTING_S", 1.0)
     with pair() as both, bootstrap_server(new_bytes()) as port:
         both.taker.fetch(1, Bootstrap(5, HOST, port), new_bytes(), 0, ROW)
-        failure = both.taken.wait(Arrived, 1, timeout_s=10.0).failure
+        failure = both.taken.wait(PromptReceived, 1, timeout_s=10.0).failure
         assert "have not registered in 1 s" in failure
 
 
@@ -147,7 +147,7 @@ def test_those_who_wait_for_one_engine_have_one_outcome(monkeypatch: pytest.Monk
         for number in range(10):
             both.taker.fetch(number, Bootstrap(number, HOST, port), new_bytes(), 0, ROW)
         for number in range(10):
-            assert "no greeting in time" in both.taken.wait(Arrived, number).failure
+            assert "no greeting in time" in both.taken.wait(PromptReceived, number).failure
         assert sum(b"prefill_dp_rank=0" in each for each in seen) <= 2
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_kept_of_servers_that_have_failed() -> None:
     with pair() as both, peer(about_rank(address(HOST, 1))) as (port, seen):
         for number in range(2):
             both.taker.fetch(number, Bootstrap(number, HOST, port), new_bytes(), 0, ROW)
-            failure = both.taken.wait(Arrived, number).failure
+            failure = both.taken.wait(PromptReceived, number).failure
             assert "cannot be reached" in failure
             assert "Errno" not in failure
         about_all = [each for each in seen if b"prefill_dp_rank=-1" in each]
@@ -170,7 +170,7 @@ def test_no_bootstrap_server_is_shown_the_api_key() -> None:
         peer(about_rank(address(HOST, 1))) as (port, seen),
     ):
         both.taker.fetch(1, Bootstrap(5, HOST, port), new_bytes(), 0, ROW)
-        both.taken.wait(Arrived, 1)
+        both.taken.wait(PromptReceived, 1)
         assert seen
         assert not any(b"a-secret-key" in each or b"uthorization" in each for each in seen)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.errors import RequestError
-from setpoint.core.handover import Arrived, Handed
+from setpoint.core.handover import HandoverState, PromptReceived
 from setpoint.core.handshake import new_bytes
 from setpoint.core.logprobs import LogprobBlock
 from setpoint.core.request import LogprobOptions, Request, RequestOptions, pack_ids
@@ -108,7 +108,7 @@ def test_a_false_prefill_server_learns_nothing() -> None:
 
             patch.setattr("setpoint.handover.taker.transfer_address", there)
             both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, ROW)
-            failure = both.taken.wait(Arrived, 1).failure
+            failure = both.taken.wait(PromptReceived, 1).failure
         thread.join(20)
     assert "does not know the key" in failure
     assert b"weights" not in b"".join(heard)
@@ -117,7 +117,7 @@ def test_a_false_prefill_server_learns_nothing() -> None:
 def test_without_a_key_in_common_nobody_connects() -> None:
     with pair(key_of=lambda *_: None) as both:
         both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, ROW)
-        assert "have no key in common" in both.taken.wait(Arrived, 1).failure
+        assert "have no key in common" in both.taken.wait(PromptReceived, 1).failure
 
 
 def test_silent_connections_keep_nobody_out() -> None:
@@ -133,7 +133,7 @@ def test_a_refusal_of_any_length_can_be_read(caplog: pytest.LogCaptureFixture) -
     many = {f"fact {number}": "x" * 500 for number in range(60)}
     with pair(there=identity(**many)) as both:
         both.taker.fetch(1, both.bootstrap(5), new_bytes(), 0, ROW)
-        failure = both.taken.wait(Arrived, 1).failure
+        failure = both.taken.wait(PromptReceived, 1).failure
         wait_until(lambda: "Refused a connection" in caplog.text)
     assert len(failure) > MAX_WORD
     for text in (failure, caplog.text):
@@ -277,20 +277,20 @@ def sequence(**options: Any) -> Sequence:
     return Sequence(1, request, request.prompt(), 4, frozenset())
 
 
-GOOD = Handed(3, 5, [7], num_cached=2, num_loaded=1)
+GOOD = HandoverState(3, 5, [7], num_cached=2, num_loaded=1)
 BLOCK = LogprobBlock([-1.0], [7], [[-1.0, -2.0]], [[7, 8]], [[-3.0]])
 ASKED = {"logprobs": LogprobOptions(top=2, ids=(4,))}
 
 
-def changed(handed: Handed, **fields: Any) -> Handed:
+def changed(handed: HandoverState, **fields: Any) -> HandoverState:
     return msgspec.structs.replace(handed, **fields)
 
 
-def block(**fields: Any) -> Callable[[Handed], Handed]:
+def block(**fields: Any) -> Callable[[HandoverState], HandoverState]:
     return lambda handed: changed(handed, logprobs=msgspec.structs.replace(BLOCK, **fields))
 
 
-LIES: dict[str, Callable[[Handed], Handed]] = {
+LIES: dict[str, Callable[[HandoverState], HandoverState]] = {
     "another prompt": lambda handed: changed(handed, num_prompt=4),
     "no token": lambda handed: changed(handed, ids=[]),
     "many tokens": lambda handed: changed(handed, ids=[7] * 64),

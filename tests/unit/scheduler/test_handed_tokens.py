@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Handed
+from setpoint.core.handover import HandoverState, PromptReceived
 from setpoint.core.records import HandedOver, RequestDone
 from setpoint.core.request import Ids
 from setpoint.recording.format import ON
@@ -50,8 +50,8 @@ class Liar:
     def fetch(
         self, seq_id: int, bootstrap: Bootstrap, digest: bytes, skipped_rows: int, rows: Ids
     ) -> None:
-        handed = Handed(len(PROMPT), seed=0, ids=[self._token])
-        self.harness.wire.post(Arrived(seq_id, handed, 0))
+        handed = HandoverState(len(PROMPT), seed=0, ids=[self._token])
+        self.harness.wire.post(PromptReceived(seq_id, handed, 0))
 
     def cancel(self, seq_id: int) -> None:
         """Nothing is under way."""
@@ -105,8 +105,8 @@ def test_the_time_of_a_prompt_that_another_server_computes_is_measured(fails: bo
     harness.submit("r", PROMPT, max_new_tokens=3, bootstrap=Bootstrap(7, "prefill", 1))
     harness.turn()
     clock.advance(2.0)
-    handed = None if fails else Handed(len(PROMPT), seed=0, ids=[WORD[0]])
-    harness.wire.post(Arrived(taker.seq_id, handed, 0, failure="gone" if fails else ""))
+    handed = None if fails else HandoverState(len(PROMPT), seed=0, ids=[WORD[0]])
+    harness.wire.post(PromptReceived(taker.seq_id, handed, 0, failure="gone" if fails else ""))
     harness.drain()
     (done,) = harness.recorder.of(RequestDone)
     assert done.accepted_at is not None

@@ -10,7 +10,7 @@ import pytest
 
 from setpoint.core.control import Change, FlushCache, PauseMode
 from setpoint.core.grammar import NotReady
-from setpoint.core.messages import Moved, Tokens
+from setpoint.core.messages import PagesMoved, Tokens
 from setpoint.core.operations import MemoryPart, RestoreMemory
 from setpoint.core.records import (
     CacheFlushed,
@@ -216,7 +216,7 @@ def loading() -> Harness:
     transfers = harness.scheduler.state.transfers
     load = transfers.reserve(KVLocation.STORAGE, ids_of(PROMPT), "", lambda *_: None)
     assert load is not None
-    harness.wire.post(Moved(load.id, len(PROMPT)))
+    harness.wire.post(PagesMoved(load.id, len(PROMPT)))
     harness.turn()
     return harness
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.control import FlushCache, PauseMode
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.operations import MemoryPart, ReleaseMemory, RestoreMemory
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.plan import StepPlan
@@ -273,11 +273,11 @@ def test_a_save_reads_nothing_that_a_step_is_still_computing(turns: int) -> None
 
 def test_messages_of_what_has_ended_change_nothing() -> None:
     h = next_engine(served())
-    h.wire.post(Found(3, 40))
-    h.wire.post(Moved(7, 40))
+    h.wire.post(PrefixFound(3, 40))
+    h.wire.post(PagesMoved(7, 40))
     h.submit("b", PROMPT)
     h.drain()
-    h.wire.post(Moved(1, 40))
+    h.wire.post(PagesMoved(1, 40))
     h.turn()
     assert h.outcomes["b"].ids == expected(PROMPT)
 
@@ -328,7 +328,7 @@ def test_what_cannot_be_stored_is_offered_once_before_it_is_evicted() -> None:
 
     def refuse(transfer: Transfer) -> None:
         refused.append(transfer.id)
-        h.mover.post(Moved(transfer.id, 0, 0, 0.001, "the tiers are off"))  # type: ignore[union-attr]
+        h.mover.post(PagesMoved(transfer.id, 0, 0, 0.001, "the tiers are off"))  # type: ignore[union-attr]
 
     h.mover.save = refuse  # type: ignore[method-assign]
     for number in range(4):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from setpoint.core.cachegroups import CacheGroup, CacheLayout
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.model import CachePart
 from setpoint.core.prefix_digest import grown
 from setpoint.core.request import pack_ids
@@ -49,21 +49,21 @@ class Movers:
         whole = self.pool.memory.view(torch.uint8)
         torch.manual_seed(seed)
         whole[:] = torch.randint(0, 255, whole.shape, dtype=torch.uint8)
-        self.inbox: queue.Queue[Found | Moved] = queue.Queue()
+        self.inbox: queue.Queue[PrefixFound | PagesMoved] = queue.Queue()
         self.mover = StoreMover(
             tiers, lambda: PageRows(self.pool), block=BLOCK, page_size=PAGE, post=self.inbox.put
         )
         self.mover.serve_as(identity)
 
-    def moved(self) -> Moved:
+    def moved(self) -> PagesMoved:
         found = self.inbox.get(timeout=30)
-        assert isinstance(found, Moved)
+        assert isinstance(found, PagesMoved)
         return found
 
     def num_found(self, ids: np.ndarray = IDS) -> int:
         self.mover.look_up(1, digests_of(ids))
         found = self.inbox.get(timeout=30)
-        assert isinstance(found, Found)
+        assert isinstance(found, PrefixFound)
         return found.num_tokens
 
 
@@ -113,7 +113,7 @@ def test_another_engine_finds_nothing(tmp_path: Path) -> None:
     first.mover.serve_as(b"")
     assert first.num_found() == 0
     first.mover.save(transfer(Direction.SAVE, ROWS, 0, 24))
-    assert first.moved() == Moved(1, 0, 0, pytest.approx(0, abs=60), "cancelled")
+    assert first.moved() == PagesMoved(1, 0, 0, pytest.approx(0, abs=60), "cancelled")
 
 
 def test_pages_that_a_window_gave_back_are_missed_where_they_are_needed() -> None:

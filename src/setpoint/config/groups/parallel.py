@@ -181,5 +181,5 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows_bootstrap_room(self) -> bool:
-        """Whether the room of a request determines its engine."""
+        """Whether the bootstrap room of a request determines its engine."""
         return self.dp_size > 1 and self.load_balance_method == "follow_bootstrap_room"

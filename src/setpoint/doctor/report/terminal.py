@@ -35,7 +35,7 @@ _HELD = "\ue000"
 
 
 @dataclass(slots=True, frozen=True)
-class Room:
+class SectionLimits:
     """How much of each part is shown."""
 
     evidence: int
@@ -47,15 +47,17 @@ class Room:
     """Lines of the screen for one line of evidence, and for the reason against an alternative."""
 
 
-ALL = Room(evidence=64, ruled_out=64, others=64, plot_height=6, num_plots=64, item_lines=64)
+ALL = SectionLimits(
+    evidence=64, ruled_out=64, others=64, plot_height=6, num_plots=64, item_lines=64
+)
 SCREENS = (
-    Room(evidence=3, ruled_out=6, others=4, plot_height=6, num_plots=4, item_lines=2),
-    Room(evidence=3, ruled_out=5, others=3, plot_height=4, num_plots=4, item_lines=2),
-    Room(evidence=2, ruled_out=4, others=2, plot_height=4, num_plots=4, item_lines=2),
-    Room(evidence=2, ruled_out=4, others=2, plot_height=3, num_plots=4, item_lines=2),
-    Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=2),
-    Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=1),
-    Room(evidence=2, ruled_out=2, others=1, plot_height=2, num_plots=2, item_lines=1),
+    SectionLimits(evidence=3, ruled_out=6, others=4, plot_height=6, num_plots=4, item_lines=2),
+    SectionLimits(evidence=3, ruled_out=5, others=3, plot_height=4, num_plots=4, item_lines=2),
+    SectionLimits(evidence=2, ruled_out=4, others=2, plot_height=4, num_plots=4, item_lines=2),
+    SectionLimits(evidence=2, ruled_out=4, others=2, plot_height=3, num_plots=4, item_lines=2),
+    SectionLimits(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=2),
+    SectionLimits(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=1),
+    SectionLimits(evidence=2, ruled_out=2, others=1, plot_height=2, num_plots=2, item_lines=1),
 )
 """The layouts from roomy to tight: the first that fits on one screen is used."""
 
@@ -123,7 +125,7 @@ class _Page:
         self._charts = charts(report, seen)
         self._script = plots.ASCII if console.options.ascii_only else plots.UNICODE
 
-    def lines(self, room: Room) -> list[Text]:
+    def lines(self, room: SectionLimits) -> list[Text]:
         parts = [
             self._verdict(),
             self._action(room),
@@ -169,7 +171,7 @@ class _Page:
             Text(wording.printable(wording.proof(self._report.summary, title)))
         )
 
-    def _action(self, room: Room) -> Iterator[Text]:
+    def _action(self, room: SectionLimits) -> Iterator[Text]:
         first = self._first
         if first is None:
             for missing in self._report.missing:
@@ -200,7 +202,7 @@ class _Page:
         for missing in self._report.missing:
             yield from self._labelled("Missing", missing)
 
-    def _drawn(self, room: Room) -> Iterator[Text]:
+    def _drawn(self, room: SectionLimits) -> Iterator[Text]:
         charts = self._charts
         if charts is None:
             return
@@ -225,7 +227,7 @@ class _Page:
         if charts.clock:
             yield from self._wrapped(Text(charts.clock, style=plots.FAINT))
 
-    def _evidence(self, room: Room) -> Iterator[Text]:
+    def _evidence(self, room: SectionLimits) -> Iterator[Text]:
         evidence = self._first.evidence if self._first else self._report.evidence
         if evidence:
             yield _heading("Evidence", room.evidence, len(evidence))
@@ -239,14 +241,14 @@ class _Page:
             items.append((wording.where(one, several=several), text))
         yield from self._items(items, room.item_lines)
 
-    def _ruled_out(self, room: Room) -> Iterator[Text]:
+    def _ruled_out(self, room: SectionLimits) -> Iterator[Text]:
         others = self._first.ruled_out if self._first else ()
         if others:
             yield _heading("What it is not", room.ruled_out, len(others))
         items = [(other.cause, other.why) for other in others[: room.ruled_out]]
         yield from self._items(items, room.item_lines)
 
-    def _others(self, room: Room) -> Iterator[Text]:
+    def _others(self, room: SectionLimits) -> Iterator[Text]:
         others = self._report.findings[1:]
         if others:
             yield _heading("Also found", room.others, len(others))

@@ -11,17 +11,24 @@ from dataclasses import dataclass, field
 import msgspec
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Giver, Handed, Taker, Wanted
+from setpoint.core.handover import (
+    Giver,
+    HandoverState,
+    PromptReceived,
+    PromptSent,
+    PromptWanted,
+    Taker,
+)
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.engine.executor.rank_messages import (
     CancelFetch,
-    FetchRoom,
+    FetchPrompt,
     GiverNews,
-    OfferRoom,
-    SupplyRoom,
+    OfferPrompt,
+    SupplyPrompt,
     TakerNews,
     ToSide,
-    WithdrawRoom,
+    WithdrawPrompt,
 )
 from setpoint.engine.executor.tensor_parallel import OtherRanks
 
@@ -33,16 +40,18 @@ class _Heard:
     """What the ranks have said about a sequence so far."""
 
     num_wanted: int = 0
-    given: list[Given] = field(default_factory=list)
-    arrived: list[Arrived] = field(default_factory=list)
-    handed: Handed | None = None
+    given: list[PromptSent] = field(default_factory=list)
+    arrived: list[PromptReceived] = field(default_factory=list)
+    handed: HandoverState | None = None
     """Rank 0's, which has the logprobs."""
 
 
 class RankedGiver:
     """Implements ``core.handover.Giver`` on rank 0."""
 
-    def __init__(self, others: OtherRanks, post: Callable[[Wanted | Given], object]) -> None:
+    def __init__(
+        self, others: OtherRanks, post: Callable[[PromptWanted | PromptSent], object]
+    ) -> None:
         self._others, self._post = others, post
         self._own: Giver
         self._lock = threading.Lock()
@@ -57,23 +66,23 @@ class RankedGiver:
     def offer(self, seq_id: int, room: int, digest: bytes) -> None:
         with self._lock:
             self._open[seq_id] = _Heard()
-        self._others.send(OfferRoom(seq_id, room, digest))
+        self._others.send(OfferPrompt(seq_id, room, digest))
         self._own.offer(seq_id, room, digest)
 
-    def supply(self, seq_id: int, rows: Ids, handed: Handed) -> None:
+    def supply(self, seq_id: int, rows: Ids, handed: HandoverState) -> None:
         bare = msgspec.structs.replace(handed, logprobs=None, token_facts={})
-        self._others.send(SupplyRoom(seq_id, pack_ids(rows), bare))
+        self._others.send(SupplyPrompt(seq_id, pack_ids(rows), bare))
         self._own.supply(seq_id, rows, handed)
 
     def withdraw(self, seq_id: int, reason: str) -> None:
-        self._others.send(WithdrawRoom(seq_id, reason))
+        self._others.send(WithdrawPrompt(seq_id, reason))
         self._own.withdraw(seq_id, reason)
 
-    def note_own(self, message: Wanted | Given) -> None:
+    def note_own(self, message: PromptWanted | PromptSent) -> None:
         """Take what one rank's giver has said, in any thread."""
         with self._lock:
             heard, size = self._open[message.seq_id], self._others.group.size
-            if isinstance(message, Wanted):
+            if isinstance(message, PromptWanted):
                 heard.num_wanted += 1
                 if heard.num_wanted == size:
                     self._post(message)
@@ -91,7 +100,7 @@ class RankedGiver:
 class RankedTaker:
     """Implements ``core.handover.Taker`` on rank 0."""
 
-    def __init__(self, others: OtherRanks, post: Callable[[Arrived], object]) -> None:
+    def __init__(self, others: OtherRanks, post: Callable[[PromptReceived], object]) -> None:
         self._others, self._post = others, post
         self._own: Taker
         self._lock = threading.Lock()
@@ -108,20 +117,20 @@ class RankedTaker:
     ) -> None:
         with self._lock:
             self._open[seq_id] = _Heard()
-        self._others.send(FetchRoom(seq_id, bootstrap, digest, skipped_rows, pack_ids(rows)))
+        self._others.send(FetchPrompt(seq_id, bootstrap, digest, skipped_rows, pack_ids(rows)))
         self._own.fetch(seq_id, bootstrap, digest, skipped_rows, rows)
 
     def cancel(self, seq_id: int) -> None:
         self._others.send(CancelFetch(seq_id))
         self._own.cancel(seq_id)
 
-    def note_own(self, message: Arrived) -> None:
+    def note_own(self, message: PromptReceived) -> None:
         """Take a message of rank 0's own taker, in any thread."""
         with self._lock:
             self._open[message.seq_id].handed = message.handed
         self._note(message)
 
-    def _note(self, message: Arrived) -> None:
+    def _note(self, message: PromptReceived) -> None:
         with self._lock:
             heard = self._open[message.seq_id]
             heard.arrived.append(message)
@@ -134,8 +143,8 @@ class RankedTaker:
             self.cancel(message.seq_id)
 
 
-def _all_given(given: list[Given], failures: list[str]) -> Given:
-    return Given(
+def _all_given(given: list[PromptSent], failures: list[str]) -> PromptSent:
+    return PromptSent(
         given[0].seq_id,
         failures[0] if failures else "",
         sum(each.num_bytes for each in given),
@@ -143,9 +152,9 @@ def _all_given(given: list[Given], failures: list[str]) -> Given:
     )
 
 
-def _all_arrived(heard: _Heard, failures: list[str]) -> Arrived:
+def _all_arrived(heard: _Heard, failures: list[str]) -> PromptReceived:
     arrived = heard.arrived
-    return Arrived(
+    return PromptReceived(
         arrived[0].seq_id,
         None if failures else heard.handed,
         min(each.num_rows for each in arrived),
@@ -164,16 +173,16 @@ class RankSide:
 
     def do(self, message: ToSide) -> None:
         match message:
-            case OfferRoom(seq_id, room, digest):
+            case OfferPrompt(seq_id, room, digest):
                 assert self._giver is not None
                 self._giver.offer(seq_id, room, digest)
-            case SupplyRoom(seq_id, rows, handed):
+            case SupplyPrompt(seq_id, rows, handed):
                 assert self._giver is not None
                 self._giver.supply(seq_id, unpack_ids(rows), handed)
-            case WithdrawRoom(seq_id, reason):
+            case WithdrawPrompt(seq_id, reason):
                 assert self._giver is not None
                 self._giver.withdraw(seq_id, reason)
-            case FetchRoom(seq_id, bootstrap, digest, skipped_rows, rows):
+            case FetchPrompt(seq_id, bootstrap, digest, skipped_rows, rows):
                 assert self._taker is not None
                 self._taker.fetch(seq_id, bootstrap, digest, skipped_rows, unpack_ids(rows))
             case CancelFetch(seq_id):

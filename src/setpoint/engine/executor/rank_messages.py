@@ -6,27 +6,27 @@ from __future__ import annotations
 import msgspec
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.handover import Arrived, Given, Handed, Wanted
+from setpoint.core.handover import HandoverState, PromptReceived, PromptSent, PromptWanted
 
 
-class OfferRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OfferPrompt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seq_id: int
     room: int
     digest: bytes
 
 
-class SupplyRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SupplyPrompt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seq_id: int
     rows: bytes
-    handed: Handed
+    handed: HandoverState
 
 
-class WithdrawRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class WithdrawPrompt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seq_id: int
     reason: str
 
 
-class FetchRoom(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FetchPrompt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seq_id: int
     bootstrap: Bootstrap
     digest: bytes
@@ -38,16 +38,16 @@ class CancelFetch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seq_id: int
 
 
-ToSide = OfferRoom | SupplyRoom | WithdrawRoom | FetchRoom | CancelFetch
+ToSide = OfferPrompt | SupplyPrompt | WithdrawPrompt | FetchPrompt | CancelFetch
 
 
 class GiverNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A rank of a prefill server sends this; it may come between other answers."""
 
-    message: Wanted | Given
+    message: PromptWanted | PromptSent
 
 
 class TakerNews(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A rank of a decode server sends this; it may come between other answers."""
 
-    message: Arrived
+    message: PromptReceived

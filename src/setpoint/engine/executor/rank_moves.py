@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.request import pack_ids
 from setpoint.core.transfers import Mover, Transfer
 from setpoint.engine.executor.tensor_parallel import CancelMove, Move, MoveEnded, OtherRanks
@@ -15,12 +15,14 @@ from setpoint.engine.executor.tensor_parallel import CancelMove, Move, MoveEnded
 class RankedMover:
     """Implements ``core.transfers.Mover`` on rank 0."""
 
-    def __init__(self, others: OtherRanks, post: Callable[[Found | Moved], object]) -> None:
+    def __init__(
+        self, others: OtherRanks, post: Callable[[PrefixFound | PagesMoved], object]
+    ) -> None:
         self._others, self._post = others, post
         self._own: Mover
         self._lock = threading.Lock()
         """Guards ``_ended``."""
-        self._ended: dict[int, list[Moved]] = {}
+        self._ended: dict[int, list[PagesMoved]] = {}
         """Transfer -> what has come back so far."""
 
     def lead(self, own: Mover) -> None:
@@ -44,9 +46,9 @@ class RankedMover:
         self._others.send(CancelMove(transfer_id))
         self._own.cancel(transfer_id)
 
-    def post_own(self, message: Found | Moved) -> None:
+    def post_own(self, message: PrefixFound | PagesMoved) -> None:
         """Take a message of rank 0's own mover, in any thread."""
-        if isinstance(message, Moved):
+        if isinstance(message, PagesMoved):
             self._note(message)
         else:
             self._post(message)
@@ -67,7 +69,7 @@ class RankedMover:
             )
         )
 
-    def _note(self, message: Moved) -> None:
+    def _note(self, message: PagesMoved) -> None:
         with self._lock:
             found = self._ended[message.id]
             found.append(message)
@@ -76,7 +78,7 @@ class RankedMover:
             del self._ended[message.id]
         least = min(found, key=lambda each: each.num_tokens)
         self._post(
-            Moved(
+            PagesMoved(
                 message.id,
                 least.num_tokens,
                 sum(each.num_bytes for each in found),

@@ -21,8 +21,8 @@ import torch
 
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError, SetpointError
 from setpoint.core.expert_placement import Placement
-from setpoint.core.handover import Arrived, Given, Wanted
-from setpoint.core.messages import Moved
+from setpoint.core.handover import PromptNews, PromptReceived
+from setpoint.core.messages import PagesMoved
 from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.plan_codec import decode_plan, encode_plan
@@ -33,13 +33,13 @@ from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
 from setpoint.engine.executor.rank_messages import (
     CancelFetch,
-    FetchRoom,
+    FetchPrompt,
     GiverNews,
-    OfferRoom,
-    SupplyRoom,
+    OfferPrompt,
+    SupplyPrompt,
     TakerNews,
     ToSide,
-    WithdrawRoom,
+    WithdrawPrompt,
 )
 from setpoint.engine.kernels.device import SharedTensor, to_device, wait
 from setpoint.engine.parallel.group import Group
@@ -153,7 +153,7 @@ class RankRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class MoveEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A transfer has ended on this rank. It may come between other answers."""
 
-    moved: Moved
+    moved: PagesMoved
 
 
 News = MoveEnded | GiverNews | TakerNews
@@ -173,7 +173,7 @@ class OtherRanks:
         self.group = group
         self.num_sharing = num_sharing
         self.levels: list[str] = []
-        """The instruction set of each rank's kernels; written by ``room``."""
+        """The instruction set of each rank's kernels; written by ``wait_for_weights``."""
         self._links = links
         self._sending = threading.Lock()
         self._heard: dict[type[News], Callable[[Any], object]] = {}
@@ -212,7 +212,7 @@ class OtherRanks:
                 target=_listen, args=(link, queue, self._heard), name="rank-answers", daemon=True
             ).start()
 
-    def room(self, weight_bytes: int, available_bytes: int) -> tuple[int, int]:
+    def wait_for_weights(self, weight_bytes: int, available_bytes: int) -> tuple[int, int]:
         """Wait until the ranks have their weights. Takes rank 0's own sizes, and returns the
         largest size of the weights in one memory and the least that was free in one before. Raises
         ConfigError with the reason if a rank could not load its weights."""
@@ -347,8 +347,8 @@ def follow(
     runner: ModelRunner,
     link: Connection,
     operator: EngineOperator,
-    movers: Callable[[Callable[[Moved], object]], Mover] | None = None,
-    sides: Callable[[Callable[[Wanted | Given | Arrived], object]], Side] | None = None,
+    movers: Callable[[Callable[[PagesMoved], object]], Mover] | None = None,
+    sides: Callable[[Callable[[PromptNews], object]], Side] | None = None,
 ) -> None:
     """Do what rank 0 asks for, until it closes the link. operator: for this rank's runner. movers:
     makes what moves this rank's pages, once they are there, and tells when a transfer has ended.
@@ -396,7 +396,7 @@ def follow(
             case CancelMove(transfer_id):
                 assert mover is not None
                 mover.cancel(transfer_id)
-            case OfferRoom() | SupplyRoom() | WithdrawRoom() | FetchRoom() | CancelFetch():
+            case OfferPrompt() | SupplyPrompt() | WithdrawPrompt() | FetchPrompt() | CancelFetch():
                 assert side is not None
                 side.do(message)
             case MoveExperts(layer, None):
@@ -405,8 +405,8 @@ def follow(
                 operator.move_experts(layer, placement)
 
 
-def _news(message: Wanted | Given | Arrived) -> News:
-    return TakerNews(message) if isinstance(message, Arrived) else GiverNews(message)
+def _news(message: PromptNews) -> News:
+    return TakerNews(message) if isinstance(message, PromptReceived) else GiverNews(message)
 
 
 class _LockedLink:

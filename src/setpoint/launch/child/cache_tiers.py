@@ -23,7 +23,7 @@ from setpoint.config.groups.tiers import (
 from setpoint.core.control import TierState
 from setpoint.core.errors import CheckpointError, ConfigError, RequestError, SetpointError
 from setpoint.core.identity import engine_digest, sources_digest, weights_digest
-from setpoint.core.messages import Found, Moved
+from setpoint.core.messages import PagesMoved, PrefixFound
 from setpoint.core.operations import (
     AttachStorage,
     ClearStorage,
@@ -84,7 +84,7 @@ class CacheTiers:
         computation: ComputationIdentity,
         runner: ModelRunner,
         rank: int,
-        post: Callable[[Found | Moved], object],
+        post: Callable[[PrefixFound | PagesMoved], object],
         files: Identities,
     ) -> None:
         """files: ``ComputationIdentity.noted_weights`` from before the weights were loaded. Raises
@@ -287,7 +287,7 @@ def open_tiers(
     computation: ComputationIdentity,
     runner: ModelRunner,
     others: OtherRanks | None,
-    post: Callable[[Found | Moved], object],
+    post: Callable[[PrefixFound | PagesMoved], object],
     files: Identities,
 ) -> CacheTiers | None:
     """The tiers of rank 0, whose ``movers`` move the shares of all ranks; None if there are none.
@@ -330,7 +330,7 @@ class LateTiers:
             self._files = self._computation.noted_weights()
         return (self._watched or self._operator).operate(call_id, operation)
 
-    def make(self, post: Callable[[Found | Moved], object]) -> Mover:
+    def make(self, post: Callable[[PrefixFound | PagesMoved], object]) -> Mover:
         tiers = CacheTiers(
             self._setup, self._computation, self._runner, self._rank, post, self._files
         )

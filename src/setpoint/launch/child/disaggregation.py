@@ -8,7 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from setpoint.core.handover import Arrived, Given, Giver, Taker, Wanted
+from setpoint.core.handover import (
+    Giver,
+    PromptNews,
+    Taker,
+)
 from setpoint.core.handshake import key_for
 from setpoint.core.messages import Posted
 from setpoint.core.operations import LoadWeights, Operation, Operator
@@ -193,7 +197,7 @@ class LateSides:
                 self._sides.renew(operation)
         return path
 
-    def make(self, post: Callable[[Wanted | Given | Arrived], object]) -> RankSide:
+    def make(self, post: Callable[[PromptNews], object]) -> RankSide:
         self._sides = sides = sides_of(
             self._setup, self._computation, self._runner, post, self._at_end, self._tp_rank
         )

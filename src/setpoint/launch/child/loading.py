@@ -68,7 +68,7 @@ def load_engine(
     loaded = runner.report
     weight_bytes, num_sharing = loaded.weight_bytes, 1
     if others is not None:
-        weight_bytes, before = others.room(weight_bytes, before)
+        weight_bytes, before = others.wait_for_weights(weight_bytes, before)
         num_sharing = others.num_sharing
         _compare_levels({loaded.level, *others.levels})
     after = device_bytes(device)

@@ -17,12 +17,12 @@ from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.control import EngineFacts
 from setpoint.core.model import ModelSpec
 from setpoint.core.version import __version__
+from setpoint.frontend.bootstrap_rooms import Sharing
 from setpoint.frontend.composition import ServerParts, compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.pairing import KnownServers
 from setpoint.frontend.residence import Residence
 from setpoint.frontend.service import Service
-from setpoint.frontend.shared_rooms import Sharing
 from setpoint.frontend.supervision import Supervisor
 from setpoint.frontend.telemetry.book import RequestBook
 from setpoint.frontend.telemetry.metrics.metering import MetricsConfig

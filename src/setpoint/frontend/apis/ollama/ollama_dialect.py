@@ -1,4 +1,4 @@
-"""Ollama's API as a dialect: HTTP around the APIs of this room. It answers for every path below
+"""Ollama's API as a dialect: HTTP around the routes beside it. It answers for every path below
 ``/api``."""
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
     bootstrap_host: str | list[str | None] | None = None
     bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int] | None = None
-    """Names the request on a prefill and a decode server (``frontend.shared_rooms``). Determines
+    """Names the request on a prefill and a decode server (``frontend.bootstrap_rooms``). Determines
     the engine with --load-balance-method follow_bootstrap_room; otherwise it has no effect."""
     disagg_prefill_dp_rank: int | None = None
 

@@ -1,5 +1,5 @@
-"""Reads in which room a prefill and a decode server compute a client's requests together, from the
-body or from headers that override it (docs/disaggregation.md)."""
+"""Reads in which bootstrap room a prefill and a decode server compute a client's requests together,
+from the body or from headers that override it (docs/disaggregation.md)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NO_HOST_NEEDED = (
 
 @dataclass(slots=True, frozen=True)
 class Sharing:
-    """How a server reads the rooms of its requests."""
+    """How a server reads the bootstrap rooms of its requests."""
 
     role: Role = "null"
     port: int = 8998
@@ -60,15 +60,15 @@ class Sharing:
     """Whether this decode server finds prefill servers by itself, so that requests need no room."""
 
 
-def with_rooms(
+def with_bootstrap_rooms(
     requests: Sequence[Request],
     received: Mapping[str, Any],
     sharing: Sharing,
     servers: KnownServers | None,
 ) -> Sequence[Request]:
-    """The requests of one body with their rooms: each prompt has its own, and each further sample
-    of a prompt the next number. servers: those that a decode server knows. Raises RequestError for
-    one that is missing or wrong."""
+    """The requests of one body with their bootstrap rooms: each prompt has its own, and each
+    further sample of a prompt the next number. servers: those that a decode server knows. Raises
+    RequestError for one that is missing or wrong."""
     if sharing.role == "null":
         for name in (HOST, PORT, PREFILL_RANK):
             if received.get(name) not in (None, []):
@@ -77,7 +77,7 @@ def with_rooms(
                 )
         return requests
     given = {name: _overridden(name, received, sharing) for name in FIELDS}
-    if sharing.finds_pairs and not names_room(received, sharing):
+    if sharing.finds_pairs and not names_bootstrap_room(received, sharing):
         return requests
     if given[ROOM] is None:
         raise RequestError(HALF_A_ROOM if sharing.finds_pairs else NO_ROOM[sharing.role])
@@ -91,13 +91,13 @@ def with_rooms(
     ]
 
 
-def names_room(received: Mapping[str, Any], sharing: Sharing) -> bool:
-    """Whether a body, or a header of it, names a room or a prefill server."""
+def names_bootstrap_room(received: Mapping[str, Any], sharing: Sharing) -> bool:
+    """Whether a body, or a header of it, names a bootstrap room or a prefill server."""
     return any(_overridden(name, received, sharing) not in (None, []) for name in FIELDS)
 
 
 def rooms_of(requests: Sequence[Request]) -> list[int] | None:
-    """The rooms of requests that have some."""
+    """The bootstrap rooms of requests that have some."""
     found = [each.options.bootstrap for each in requests]
     return [each.room for each in found if each is not None] if all(found) else None
 

@@ -1,9 +1,9 @@
-"""The table of rooms: who may import whom (docs/architecture.md). ``test_imports`` checks it."""
+"""The table of packages: who may import whom (docs/architecture.md). ``test_imports`` checks it."""
 
 from __future__ import annotations
 
-# room -> (rooms of ours it may import, third-party packages it may import). A module is in the room of
-# the longest prefix that it has. Both sets hold exactly what the room uses.
+# package -> (packages of ours it may import, third-party packages it may import). A module is in the package of
+# the longest prefix that it has. Both sets hold exactly what the package uses.
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"msgspec", "numpy"}),
     "planning": ({"core"}, set()),

@@ -12,7 +12,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.arrival import ARRIVAL, Arrival
-from setpoint.frontend.shared_rooms import Sharing, with_rooms
+from setpoint.frontend.bootstrap_rooms import Sharing, with_bootstrap_rooms
 
 DECODE = Sharing("decode", port=8998)
 HOST = {"bootstrap_host": "p"}
@@ -38,7 +38,10 @@ def rooms(
         Request(rid=f"r{index}", prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
         for index in range(count)
     ]
-    return [each.options.bootstrap for each in with_rooms(requests, received, sharing, servers)]
+    return [
+        each.options.bootstrap
+        for each in with_bootstrap_rooms(requests, received, sharing, servers)
+    ]
 
 
 def test_each_request_has_a_room_of_its_own() -> None:
