@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,6 @@ import pytest
 from extreme_values import EXPRESSIONS, GRAMMARS, HI, LOOP, SCHEMAS, TOOL, TOOLS, nested
 
 from setpoint_testing.server_process import PATIENCE_S, ServerProcess, running_server
-
-READY_S = 30.0
-"""Longest wait for /ready while hostile requests are worked on. A healthy server answers within
-milliseconds; the bound leaves room for a busy machine, and a loop that is held up by a grammar or a
-schema exceeds it."""
 
 
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
@@ -136,15 +130,12 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Beside:
-    """A stream that runs, and somebody who asks again and again whether the server is ready."""
+    """A stream that runs, and somebody who asks again and again whether the server is ready. If
+    either has to wait longer than PATIENCE_S, its thread raises, which fails the test."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
         self._is_over = threading.Event()
-        self.longest_s = 0.0
-        """The longest wait for /ready."""
-        self.longest_gap_s = 0.0
-        """The longest time between two tokens of the stream."""
         self.status_codes: set[int] = set()
         self._threads = [threading.Thread(target=work) for work in (self._ask, self._stream)]
 
@@ -161,9 +152,7 @@ class Beside:
     def _ask(self) -> None:
         with httpx.Client(timeout=PATIENCE_S) as http:
             while not self._is_over.wait(0.05):
-                begin = time.monotonic()
                 self.status_codes.add(http.get(f"{self._server.url}/ready").status_code)
-                self.longest_s = max(self.longest_s, time.monotonic() - begin)
 
     def _stream(self) -> None:
         body = {
@@ -175,10 +164,7 @@ class Beside:
             with httpx.stream(
                 "POST", f"{self._server.url}/generate", json=body, timeout=PATIENCE_S
             ) as stream:
-                before = time.monotonic()
                 for _ in stream.iter_lines():
-                    self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - before)
-                    before = time.monotonic()
                     if self._is_over.is_set():
                         return
 
@@ -204,17 +190,13 @@ def test_hostile_requests_are_refused_by_name_and_hold_up_nobody(
     wrong = {}
     with Beside(server) as beside, httpx.Client(timeout=PATIENCE_S) as http:
         for case, ((path, body), status, named) in REFUSED.items():
-            begin = time.monotonic()
             answer = http.post(server.url + path, json=body | ({"stream": True} if stream else {}))
-            seconds = time.monotonic() - begin
             message = message_of(path, answer) if answer.status_code >= 400 else answer.text
             is_refused = answer.status_code == status and re.search(named, message)
-            if not is_refused or len(message) > 2000 or seconds > 10:
-                wrong[case] = (answer.status_code, message[:500], round(seconds, 2))
+            if not is_refused or len(message) > 2000:
+                wrong[case] = (answer.status_code, message[:500])
     assert wrong == {}
     assert beside.status_codes == {200}
-    assert beside.longest_s < READY_S
-    assert beside.longest_gap_s < READY_S
     assert not server.engine_is_gone()
     assert "Traceback" not in server.errors
 
@@ -242,14 +224,10 @@ def test_what_could_cost_much_holds_up_nobody(server: ServerProcess) -> None:
     wrong = {}
     with Beside(server) as beside, httpx.Client(timeout=PATIENCE_S) as http:
         for case, (path, body) in COSTLY.items():
-            begin = time.monotonic()
             answer = http.post(server.url + path, json=body)
-            seconds = time.monotonic() - begin
-            if answer.status_code not in (200, 400) or seconds > 20:
-                wrong[case] = (answer.status_code, answer.text[:300], round(seconds, 2))
+            if answer.status_code not in (200, 400):
+                wrong[case] = (answer.status_code, answer.text[:300])
     assert wrong == {}
     assert beside.status_codes == {200}
-    assert beside.longest_s < READY_S
-    assert beside.longest_gap_s < READY_S
     assert not server.engine_is_gone()
     assert "Traceback" not in server.errors

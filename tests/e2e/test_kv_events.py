@@ -4,11 +4,14 @@ one of them dies."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from setpoint_testing.kv_subscriber import BATCH, Subscriber
 from setpoint_testing.server_process import (
     PATIENCE_S,
     ServerProcess,
-    engines_of,
     free_port,
     free_ports,
     running_server,
@@ -47,6 +49,10 @@ class Router:
     def close(self) -> None:
         self.live.close(linger=0)
         self.again.close(linger=0)
+
+    def hears(self) -> bool:
+        """Whether its subscription has arrived: a batch was heard live."""
+        return bool(self.live.poll(100))
 
     def catch_up(self) -> None:
         self.again.send_multipart((b"", self.next_number.to_bytes(8, "big")))
@@ -75,10 +81,10 @@ class Router:
         """Tokens of a prompt that are cached, found from the beginning as a router would."""
         self.listen()
         known = {(parent, tokens): name for name, (parent, tokens) in self.believed.blocks.items()}
-        parent, count = None, 0
-        while (name := known.get((parent, tuple(ids[count : count + PAGE])))) is not None:
-            parent, count = name, count + PAGE
-        return count
+        parent, length = None, 0
+        while (name := known.get((parent, tuple(ids[length : length + PAGE])))) is not None:
+            parent, length = name, length + PAGE
+        return length
 
     def holds(self, ids: list[int]) -> bool:
         return self.num_cached(ids) == len(ids) // PAGE * PAGE
@@ -113,7 +119,11 @@ def server(
 def routers(server: ServerProcess, ports: tuple[int, int]) -> Iterator[list[Router]]:
     with zmq.Context() as context:
         found = [Router(context, ports[0] + rank, ports[1] + rank) for rank in range(2)]
-        for each in found:
+        for rank, each in enumerate(found):
+            for first in count(50):  # what is published before a subscription arrives is not heard
+                generate(server, [first] * (2 * PAGE), rank)
+                if each.hears():
+                    break
             each.catch_up()
         yield found
         for each in found:
@@ -149,8 +159,8 @@ def test_an_engine_that_dies_has_nothing_any_more(
     for rank, router in enumerate(routers):
         generate(server, ids, rank)
         wait_until(partial(router.holds, ids))
-    first, _ = sorted(engines_of(server.process.pid), key=lambda each: each.create_time())
-    first.kill()
+    shown = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()["ranks"]
+    os.kill(shown[0]["pid"], signal.SIGKILL)
     wait_until(lambda: not routers[0].num_cached(ids))
     assert not routers[0].believed.blocks
     assert routers[1].num_cached(ids) == 20

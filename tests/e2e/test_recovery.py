@@ -374,7 +374,7 @@ def test_requests_that_wait_for_an_engine_that_never_comes_are_told_so(
         second = stop_next_engine(server.process.pid, {first.pid})
         waiting = pool.submit(post, server, "/generate", text="a")
         wait_until(lambda: b"restarting" in get(server, "/ready").content)
-        time.sleep(0.3)
+        wait_until(lambda: get(server, "/fault_tolerance/status").json()["num_waiting"] == 1)
         assert not waiting.done()
         os.kill(second, signal.SIGKILL)
         answer = waiting.result(PATIENCE_S)

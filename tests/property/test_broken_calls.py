@@ -157,7 +157,7 @@ def test_every_format_has_a_writer() -> None:
     assert WRITERS.keys() == TOOL_FORMATS.keys()
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_broken_calls(name: str) -> None:
     for seed in range(6):

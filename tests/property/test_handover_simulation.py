@@ -26,6 +26,7 @@ ALL = Faults(
 )
 
 
+@pytest.mark.cases(13)
 @pytest.mark.parametrize("seed", range(25))
 def test_without_faults_every_prompt_moves(seed: int) -> None:
     run = Run(seed, Faults())
@@ -37,20 +38,21 @@ def test_without_faults_every_prompt_moves(seed: int) -> None:
     assert computed <= 12 * (1 + run.decode.cache.page_size)  # the last page's, and the token
 
 
-@pytest.mark.cases(30)
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_faults_change_no_token(seed: int, tiers: bool) -> None:
     Run(seed, ALL, tiers=tiers).run(12)
 
 
-@pytest.mark.cases(12)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_decode_does_not_wait_for_what_prefill_has_aborted(seed: int) -> None:
     """Nothing but aborts, at every point of a request: no other fault ends a wait."""
     Run(seed, Faults(abort_prefill=0.2)).run(12)
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_recordings_of_both_engines_are_replayed(seed: int, tiers: bool, tmp_path: Path) -> None:

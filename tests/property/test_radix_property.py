@@ -283,6 +283,7 @@ def run(
     return counts
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("vocabulary", [2, 3])
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 @pytest.mark.parametrize("num_worlds", [12, pytest.param(50, marks=pytest.mark.full)])
@@ -292,6 +293,7 @@ def test_cache_agrees_with_the_model(num_worlds: int, page_size: int, vocabulary
     assert min(counts["evictions"], counts["duplicates"], counts["flush"]) > 20, counts
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("page_size", [1, 2])
 @pytest.mark.parametrize("policy", ["lfu", "slru", "priority", "tlru"])
 @pytest.mark.parametrize("num_worlds", [3, pytest.param(20, marks=pytest.mark.full)])

@@ -331,6 +331,7 @@ def test_random_traces_of_models_with_windows(row: PageRow) -> None:
     assert given_back > 2
 
 
+@pytest.mark.cases(1)
 @TOKENS_PER_ROW
 @pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.full)])
 def test_settings_may_change_at_any_turn(most: int, count: int) -> None:

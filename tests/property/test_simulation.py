@@ -17,7 +17,7 @@ import setpoint
 from setpoint_testing.simulation.engine import StepFault
 from setpoint_testing.simulation.run import alone, fixed_plan, judged, simulate
 
-BLOCK = 100
+BLOCK = 50
 """Seeds in one test."""
 FOUND = {
     1: "A request that an engine had when it ended was refused by the full queue of the next one.",
@@ -46,14 +46,14 @@ def check(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(6))
 def test_every_client_gets_what_it_would_get_alone(block: int) -> None:
     seen = check(range(block * BLOCK, (block + 1) * BLOCK))
     assert len(seen) >= 30, "the runs must exercise what they claim to"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block", range(3, 100))
+@pytest.mark.parametrize("block", range(6, 200))
 def test_many_more_seeds(block: int) -> None:
     check(range(block * BLOCK, (block + 1) * BLOCK))
 
@@ -83,7 +83,7 @@ def test_death_at_every_step(ranks: int, fault: StepFault) -> None:
 def test_a_seed_gives_one_trace() -> None:
     traces = set()
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "setpoint_testing.simulation", "--count", "12", "-v"]
+        command = [sys.executable, "-m", "setpoint_testing.simulation", "--count", "6", "-v"]
         done = subprocess.run(
             command,
             capture_output=True,

@@ -25,6 +25,7 @@ def tokens(rng: random.Random) -> np.ndarray:
     return np.array([rng.randrange(2) for _ in range(rng.randrange(1, 14))], np.int32)
 
 
+@pytest.mark.cases(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_pages_are_held_until_the_end_of_each_transfer(seed: int) -> None:
     rng = random.Random(seed)

@@ -87,7 +87,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.cases(16)
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_its_masks_stay_within_their_budget(name: str, backend: str) -> None:

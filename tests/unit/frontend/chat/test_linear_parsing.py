@@ -161,7 +161,7 @@ def check(make: Any, form: Any, count: int, seed: int) -> None:
 CALLS = {form.name: form for form in TOOL_FORMATS.values()}
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     check(make_calls, CALLS[name], 3, 0)
@@ -173,7 +173,7 @@ def test_calls_in_reasoning(name: str) -> None:
     check(make_calls_in_reasoning, CALLS[name], 3, 0)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 def test_reasoning(name: str) -> None:
     check(make_reasoning, REASONING_FORMATS[name], 1, 0)
