@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
     "frontend.http": (
         {"core", "frontend", "frontend.telemetry.metrics"},
-        {"fastapi", "msgspec", "starlette", "uvicorn", "zstandard"},
+        {"msgspec", "starlette", "uvicorn", "zstandard"},
     ),
     "frontend.apis.openai": (
         {
@@ -58,7 +58,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.telemetry",
             "frontend.text",
         },
-        {"fastapi", "msgspec", "numpy", "python_multipart", "starlette"},
+        {"msgspec", "numpy", "python_multipart", "starlette"},
     ),
     "frontend.apis.sglang": (
         {
@@ -70,19 +70,19 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.telemetry",
             "frontend.text",
         },
-        {"fastapi", "msgspec"},
+        {"msgspec", "starlette"},
     ),
     "frontend.apis.anthropic": (
         {"core", "frontend", "frontend.chat", "frontend.http"},
-        {"fastapi", "msgspec"},
+        {"msgspec", "starlette"},
     ),
     "frontend.apis.ollama": (
         {"core", "frontend", "frontend.apis.openai", "frontend.chat", "frontend.http"},
-        {"fastapi", "msgspec"},
+        {"msgspec", "starlette"},
     ),
     "frontend.console": (
         {"core", "frontend", "frontend.http"},
-        {"fastapi", "msgspec", "starlette"},
+        {"msgspec", "starlette"},
     ),
     "frontend.apis": (
         {

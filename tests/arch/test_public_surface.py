@@ -20,7 +20,6 @@ from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.composition import compose
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
-from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc.client import EngineClient
@@ -47,8 +46,8 @@ def surface() -> dict[str, Any]:
     )
     routes = {
         f"{method} {route.path}"
-        for route in each_route(app.routes)
-        for method in getattr(route, "methods", None) or ()
+        for route in app.routes
+        for method in route.methods
         if method != "HEAD"
     }
     return {

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 import uvloop
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from tokenizers import AddedToken
 
 from setpoint.batch.worker import BatchWorker
@@ -40,7 +40,7 @@ PARTS = ("checkpoints", "book", "readers", "make_doctor")
 
 @dataclass
 class Server:
-    app: FastAPI
+    app: Starlette
     service: Service
     line: EngineLine
     engine: FakeEngine
@@ -100,7 +100,7 @@ def make_service(
 
 
 @asynccontextmanager
-async def working(app: FastAPI, service: Service) -> AsyncIterator[None]:
+async def working(app: Starlette, service: Service) -> AsyncIterator[None]:
     """The workers of the service work in this block, and that of its batches, if it keeps any."""
     tasks = [asyncio.create_task(work()) for work in app.state.workers]
     if service.storage is not None:

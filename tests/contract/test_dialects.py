@@ -11,16 +11,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError, err_type_of
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.connection import MAX_HEAD_BYTES
 from setpoint.frontend.http.dialect import Dialect, Dialects
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, event
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.refusal import Refusal
@@ -39,8 +40,8 @@ class Letters(Dialect):
 
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self._service = service
-        self.router = APIRouter()
-        add_route(self.router, LETTERS, self.create, "POST")
+        self.routes = Routes()
+        self.routes.add(LETTERS, self.create, "POST")
 
     def error_body(self, refusal: Refusal) -> Any:
         return {

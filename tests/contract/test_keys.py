@@ -16,7 +16,6 @@ from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.apis.sglang.missing import CONTROLS
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.auth import ApiKeyMiddleware
-from setpoint.frontend.http.routes import each_route
 from setpoint_testing.fake_engine import FakeEngine
 
 OPEN = {"/health", "/health_generate", "/ready", "/metrics", "/console", "/console/{name}"}
@@ -41,7 +40,7 @@ ADMIN = {
 }
 """Need the admin's key, if there is one, and otherwise a client's."""
 CLIENT = {
-    *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/redoc", "/ping"),
+    *("/", "/docs", "/openapi.json", "/redoc", "/ping"),
     *("/api/blobs/{digest}", "/api/chat", "/api/copy", "/api/create", "/api/delete"),
     *("/api/embed", "/api/embeddings", "/api/generate", "/api/ps", "/api/pull", "/api/push"),
     *("/api/show", "/api/tags", "/api/version", "/classify", "/close_session"),
@@ -75,7 +74,7 @@ def app_of(api_keys: tuple[str, ...], admin: str | None) -> Any:
 def routes() -> dict[str, set[str]]:
     """Path -> its methods."""
     found: dict[str, set[str]] = {}
-    for route in each_route(app_of((), None).routes):
+    for route in app_of((), None).routes:
         found.setdefault(route.path, set()).update(route.methods)
     return found
 

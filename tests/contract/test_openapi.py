@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fastapi.openapi.models import OpenAPI
+from jsonschema import Draft202012Validator
+
+from setpoint.core.version import __version__
 
 Serve = Callable[..., None]
 FORMS = {"/v1/files"}
@@ -38,15 +41,34 @@ def references(value: Any) -> Iterator[str]:
 
 def test_the_document(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        for _ in range(2):  # the second is the one that the framework has kept
-            document = (await server.http.get("/openapi.json")).json()
-            OpenAPI.model_validate(document)
-            schemas = document["components"]["schemas"]
-            assert {
-                reference.removeprefix("#/components/schemas/")
-                for reference in references(document)
-            } <= schemas.keys()
-            assert "x-schemas" not in str(document)
+        response = await server.http.get("/openapi.json")
+        assert response.headers["content-type"] == "application/json"
+        assert (await server.http.get("/openapi.json")).content == response.content
+        document = response.json()
+        assert document["openapi"] == "3.1.0"
+        assert document["info"] == {"title": "Setpoint", "version": __version__}
+        schemas = document["components"]["schemas"]
+        for schema in schemas.values():
+            Draft202012Validator.check_schema(schema)
+        assert {
+            reference.removeprefix("#/components/schemas/") for reference in references(document)
+        } == schemas.keys()
+        found = [
+            (path, operation)
+            for path, operations in document["paths"].items()
+            for operation in operations.values()
+        ]
+        assert len({operation["operationId"] for _, operation in found}) == len(found)
+        for path, operation in found:
+            assert operation["tags"]
+            assert operation["summary"]
+            parameters = operation.get("parameters", [])
+            assert operation["responses"].keys() == ({"200", "422"} if parameters else {"200"})
+            in_path = [each["name"] for each in parameters if each["in"] == "path"]
+            assert in_path == re.findall(r"{(\w+)}", path)
+            for each in parameters:
+                assert each["required"] == (each["in"] == "path")
+                Draft202012Validator.check_schema(each["schema"])
 
     serve(scenario)
 
@@ -121,5 +143,46 @@ def test_schemas_say_what_is_needed_and_what_may_be_left_out(serve: Serve) -> No
         assert schemas["GenerateBody"].get("required", []) == []
         assert "$ref" in str(schemas["GenerateBody"]["properties"]["sampling_params"])
         assert {"type": "string"} in schemas["SamplingParams"]["properties"]["stop"]["anyOf"]
+
+    serve(scenario)
+
+
+def test_queries_are_described(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        operation = (await server.http.get("/openapi.json")).json()["paths"]["/v1/loads"]["get"]
+        assert operation["operationId"] == "loads_v1_loads_get"
+        assert operation["description"].startswith("The loads of the engines. dp_rank: ")
+        assert operation["parameters"] == [
+            {
+                "name": "dp_rank",
+                "in": "query",
+                "required": False,
+                "schema": {"anyOf": [{"type": "integer"}, {"type": "null"}], "title": "Dp Rank"},
+            },
+            {
+                "name": "include",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string", "default": "all", "title": "Include"},
+            },
+            {
+                "name": "format",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string", "default": "json", "title": "Format"},
+            },
+        ]
+
+    serve(scenario)
+
+
+def test_the_pages_ask_for_the_document(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for path in ("/docs", "/redoc"):
+            page = await server.http.get(path)
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
+            assert '"/openapi.json"' in page.text
+            assert (await server.http.head(path)).status_code == 200
+            assert (await server.http.post(path)).status_code == 405
 
     serve(scenario)

@@ -21,7 +21,7 @@ from setpoint.config.commands import COMMANDS
 
 REPOSITORY = Path(__file__).parents[2]
 LOG = REPOSITORY / "tests" / "doctor_corpus" / "cases" / "cap-16-of-many.log.gz"
-ABSENT = "torch", "fastapi", "tokenizers", "llguidance", "psutil", "yaml"
+ABSENT = "torch", "tokenizers", "llguidance", "psutil", "yaml"
 
 pytestmark = pytest.mark.full
 

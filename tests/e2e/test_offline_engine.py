@@ -333,7 +333,7 @@ os.wait()
 engine.generate("x")
 stream = engine.stream("Once", {"max_new_tokens": 3000, "ignore_eos": True})
 next(stream)
-print(engine.pid, sorted({"torch", "fastapi"} & set(sys.modules)))
+print(engine.pid, sorted({"torch", "starlette"} & set(sys.modules)))
 """
 
 

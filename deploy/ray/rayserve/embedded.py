@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
@@ -24,7 +24,7 @@ from setpoint.launch.parent.phases import Phases
 @dataclass(slots=True, frozen=True)
 class Hosted:
     service: Service
-    app: FastAPI
+    app: Starlette
     session: EngineSession
 
 

@@ -12,7 +12,6 @@ from setpoint.core.version import PACKAGE
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "serve": (
-        "fastapi",
         "gguf",
         "huggingface_hub",
         "jinja2",

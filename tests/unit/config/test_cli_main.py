@@ -105,7 +105,7 @@ def test_a_bad_environment_is_code_2(
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         f"import sys\nfrom setpoint import cli\ntry:\n    cli.main(['{command}', '--help'])\nexcept"
-        " SystemExit:\n    pass\nheavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'transformers',"
+        " SystemExit:\n    pass\nheavy = {'torch', 'numpy', 'starlette', 'uvicorn', 'transformers',"
         " 'huggingface_hub', 'psutil'} & sys.modules.keys()\nsys.exit(f'imported: {heavy}' if"
         " heavy else 0)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from doctor_runs import SHORT, run_for
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from setpoint.core.errors import SourceError
 from setpoint.core.moments import Moment

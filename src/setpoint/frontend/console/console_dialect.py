@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.console.broadcast import ViewerStream
 from setpoint.frontend.console.event_feed import ConsoleFeed
 from setpoint.frontend.console.static_pages import PAGE, Pages
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import named_event
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
@@ -27,12 +28,12 @@ class ConsoleDialect(Dialect):
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         pages = Pages()
         self.pages = pages.paths
-        self.router = APIRouter(tags=["console"])
+        self.routes = Routes("console")
         self._feed = ConsoleFeed(service, models, service.watch)
-        add_route(self.router, STREAM, self.stream, "GET")
-        pages.install(self.router)  # after the stream, whose path looks like a file's
+        self.routes.add(STREAM, self.stream, "GET")
+        pages.install(self.routes)  # after the stream, whose path looks like a file's
 
-    async def stream(self) -> Response:
+    async def stream(self, request: Request) -> Response:
         """What the server does, live (docs/console.md)."""
         return ViewerStream(self._feed.broadcast, await self._feed.join())
 

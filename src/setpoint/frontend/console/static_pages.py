@@ -4,22 +4,18 @@ not see the server's figures gets them without figures."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-if TYPE_CHECKING:
-    from fastapi import APIRouter
+from setpoint.frontend.http.api_routes import Handler, Routes
 
 PAGE = "/console"
-Handler = Callable[[Request], Awaitable[Response]]
 LIVE = "live"
 _SOURCE = b'data-source="%s"'
 STATIC = Path(__file__).parent / "static"
@@ -87,9 +83,9 @@ class Pages:
         """For a server that has only these and some of its own."""
         return [Route(path, handler, methods=["GET"]) for path, handler in self._handlers]
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         for path, handler in self._handlers:
-            router.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
+            routes.add_hidden(path, handler, "GET")
 
     @property
     def _handlers(self) -> tuple[tuple[str, Handler], ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
+from setpoint.frontend.http import api_docs
 from setpoint.frontend.http.access import AccessLogMiddleware
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.body_reader import BodyReader
@@ -17,8 +19,7 @@ from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.error_responses import ErrorHandlers
 from setpoint.frontend.http.metered import MeteredMiddleware
 from setpoint.frontend.http.model_choice import ModelChoice
-from setpoint.frontend.http.openapi import describe_bodies
-from setpoint.frontend.http.routes import each_route
+from setpoint.frontend.http.openapi import document_route
 from setpoint.frontend.service import Service
 
 MakeDialect = Callable[[Service, Sequence[Service], BodyReader], Dialect]
@@ -31,7 +32,7 @@ def create_app(
     *,
     others: Sequence[Service] = (),
     local_only: bool = False,
-) -> FastAPI:
+) -> Starlette:
     """The application. makers: make the dialects that it speaks. others: the server's models behind
     the first one. local_only: whether only this machine can, and should, reach the port."""
     models = (service, *others)
@@ -68,22 +69,25 @@ def create_app(
 
 def _bare_app(
     service: Service, models: Sequence[Service], makers: Sequence[MakeDialect]
-) -> FastAPI:
+) -> Starlette:
     """The routes of one model."""
-    app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
     dialects = Dialects(
         [make(service, models, bodies) for make in makers],
         on_refusal=lambda refusal: service.events.book.count_refusal(refusal.status_code),
     )
+    routes = [route for dialect in dialects.all for route in dialect.routes.all]
+    app = Starlette(
+        routes=[
+            document_route(routes),
+            Route("/docs", api_docs.swagger),
+            Route("/redoc", api_docs.redoc),
+            *routes,
+        ]
+    )
     app.state.dialects = dialects
     app.state.drain = service.drain
     app.state.unread = service.unread
     app.state.workers = [work for dialect in dialects.all for work in dialect.workers]
-    for dialect in dialects.all:
-        # Not include_router: FastAPI matches a request with the routes of an included router three
-        # times, a tenth of a millisecond.
-        app.router.routes.extend(each_route(dialect.router.routes))
-    describe_bodies(app)
     ErrorHandlers(dialects).install(app)
     return app

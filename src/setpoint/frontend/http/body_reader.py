@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.arrival import ARRIVAL, IN_SCOPE

@@ -10,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fastapi import APIRouter
 from starlette.types import Scope
 
-from setpoint.frontend.http.routes import each_route
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.workers import Worker
 
@@ -37,8 +36,7 @@ class Dialect(ABC):
     admin's key, if there is one."""
     changed_by_get: ClassVar[Sequence[str]] = ()
     """Routes where a GET changes something."""
-    router: APIRouter
-    """The dialect's routes."""
+    routes: Routes
     workers: Sequence[Worker] = ()
     """What the routes need to run beside them."""
 
@@ -69,7 +67,7 @@ class Dialects:
         self._on_refusal = on_refusal
         self._claims = {dialect.prefix: dialect for dialect in dialects}
         for dialect in dialects:
-            for route in each_route(dialect.router.routes):
+            for route in dialect.routes.all:
                 self._claims[route.path.partition("{")[0].rstrip("/")] = dialect
         self._depth = max(path.count("/") for path in self._claims)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Scope
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
@@ -56,11 +56,10 @@ class ErrorHandlers:
         aliases = {path: route for each in dialects.all for path, route in each.aliases.items()}
         self._advice = RouteHints([each.prefix for each in dialects.all], aliases)
 
-    def install(self, app: FastAPI) -> None:
+    def install(self, app: Starlette) -> None:
         app.add_exception_handler(RequestError, self._on_refusal)
         app.add_exception_handler(EngineDeadError, self._on_refusal)
         app.add_exception_handler(HTTPException, self._on_http_exception)
-        app.add_exception_handler(RequestValidationError, self._on_bad_query)
         app.add_exception_handler(ClientDisconnect, self._on_client_gone)
         app.add_exception_handler(ClientGoneError, self._on_client_gone)
         app.add_exception_handler(Exception, self._on_bug)
@@ -89,13 +88,6 @@ class ErrorHandlers:
         response = self._respond(request, refusal)
         response.headers.update(error.headers or {})
         return response
-
-    async def _on_bad_query(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        message = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-        )
-        return self._respond(request, Refusal(message=message, status_code=400))
 
     async def _on_client_gone(self, request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request
+from starlette.requests import Request
 
 from setpoint.core.excerpt import excerpt
 
@@ -57,13 +57,6 @@ class RouteHints:
 def _methods(routes: Iterable[Any]) -> dict[str, set[str]]:
     """Path -> its methods."""
     found: dict[str, set[str]] = {}
-    for route in each_route(routes):
-        found.setdefault(route.path, set()).update(getattr(route, "methods", None) or ())
-    return found
-
-
-def each_route(routes: Iterable[Any]) -> Iterator[Any]:
-    """Every single route; newer FastAPI keeps an included router as one entry."""
     for route in routes:
-        router = getattr(route, "original_router", None)
-        yield from (route,) if router is None else each_route(router.routes)
+        found.setdefault(route.path, set()).update(route.methods or ())
+    return found

@@ -24,7 +24,7 @@ from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
         cutting.cancel()
 
 
-def make_server(app: FastAPI, *, log_level: str = "info") -> Server:
+def make_server(app: Starlette, *, log_level: str = "info") -> Server:
     """A uvicorn server on uvloop and httptools for an app made by ``create_app``; run it with
     ``await server.serve(sockets=[bind_socket(…)])``."""
     config = uvicorn.Config(

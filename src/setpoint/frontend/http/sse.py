@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from fastapi import Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from setpoint.core.errors import SetpointError

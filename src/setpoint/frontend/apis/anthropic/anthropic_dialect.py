@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.apis.anthropic.anthropic_errors import error_body, stream_end
 from setpoint.frontend.apis.anthropic.messages_api import (
@@ -16,10 +17,10 @@ from setpoint.frontend.apis.anthropic.messages_api import (
     MessagesApi,
 )
 from setpoint.frontend.apis.anthropic.messages_body import ConversationBody, MessagesBody
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, named_event
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.refusal import Refusal
@@ -37,9 +38,9 @@ class AnthropicDialect(Dialect):
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         self._bodies = bodies
         self._api = MessagesApi(service.answering)
-        self.router = APIRouter(tags=["anthropic"])
-        add_route(self.router, MESSAGES_ROUTE, self.create, "POST", body=MessagesBody)
-        add_route(self.router, COUNT_ROUTE, self.count, "POST", body=ConversationBody)
+        self.routes = Routes("anthropic")
+        self.routes.add(MESSAGES_ROUTE, self.create, "POST", body=MessagesBody)
+        self.routes.add(COUNT_ROUTE, self.count, "POST", body=ConversationBody)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

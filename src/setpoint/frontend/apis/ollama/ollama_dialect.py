@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.ollama.embed import (
@@ -32,10 +33,10 @@ from setpoint.frontend.apis.ollama.text import (
     OllamaExchange,
     TextApi,
 )
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, one_line
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
@@ -63,22 +64,20 @@ class OllamaDialect(Dialect):
         self._residence = service.residence
         text = TextApi(service.answering, service.residence)
         embed = EmbedApi(service.answering)
-        self.router = router = APIRouter(tags=["ollama"])
-        add_route(router, CHAT_ROUTE, self._texts(text.chat), "POST", body=OllamaChatBody)
-        add_route(
-            router, GENERATE_ROUTE, self._texts(text.generate), "POST", body=OllamaGenerateBody
-        )
+        self.routes = routes = Routes("ollama")
+        routes.add(CHAT_ROUTE, self._texts(text.chat), "POST", body=OllamaChatBody)
+        routes.add(GENERATE_ROUTE, self._texts(text.generate), "POST", body=OllamaGenerateBody)
         vectors = self._vectors(embed.open, EmbedExchange.reply)
-        add_route(router, EMBED_ROUTE, vectors, "POST", body=EmbedBody)
+        routes.add(EMBED_ROUTE, vectors, "POST", body=EmbedBody)
         vectors = self._vectors(embed.open_one, EmbedExchange.reply_one)
-        add_route(router, EMBEDDINGS_ROUTE, vectors, "POST", body=EmbeddingsBody)
-        add_route(router, "/api/show", self.show, "POST", body=ShowBody)
-        add_route(router, "/api/pull", self.pull, "POST", body=PullBody)
-        add_route(router, "/api/tags", self.tags, "GET", "HEAD")
-        add_route(router, "/api/ps", self.running, "GET", "HEAD")
-        add_route(router, "/api/version", self.version, "GET", "HEAD")
+        routes.add(EMBEDDINGS_ROUTE, vectors, "POST", body=EmbeddingsBody)
+        routes.add("/api/show", self.show, "POST", body=ShowBody)
+        routes.add("/api/pull", self.pull, "POST", body=PullBody)
+        routes.add("/api/tags", self.tags, "GET", "HEAD")
+        routes.add("/api/ps", self.running, "GET", "HEAD")
+        routes.add("/api/version", self.version, "GET", "HEAD")
         for path, methods in _REFUSED.items():
-            add_route(router, path, self.refuse, *methods)
+            routes.add(path, self.refuse, *methods)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return {"error": refusal.message}
@@ -95,16 +94,16 @@ class OllamaDialect(Dialect):
             return Response(b"".join(map(_line, statuses)), media_type=LINES)
         return json_response(statuses[-1])
 
-    async def tags(self) -> Response:
+    async def tags(self, request: Request) -> Response:
         return json_response(self._models.tags())
 
-    async def running(self) -> Response:
+    async def running(self, request: Request) -> Response:
         return json_response(await self._models.running())
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
         return json_response(self._models.version())
 
-    async def refuse(self) -> Response:
+    async def refuse(self, request: Request) -> Response:
         raise RequestError(
             "This server serves only what it was started with; it does not create,"
             " copy, upload or delete models."

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.excerpt import excerpt
 from setpoint.frontend.anthropic_models import (
@@ -19,8 +20,8 @@ from setpoint.frontend.anthropic_models import (
 from setpoint.frontend.apis.openai.bodies.openai_bodies import DEFAULT_MODEL
 from setpoint.frontend.apis.openai.openai_errors import error_body
 from setpoint.frontend.arrival import note_refusal
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
 
@@ -33,9 +34,9 @@ class ModelRoutes:
         self._models = models
         self._started_at = int(time.time())
 
-    def install(self, router: APIRouter) -> None:
-        add_route(router, MODELS_ROUTE, self.models, "GET", "HEAD")
-        add_route(router, MODELS_ROUTE + "/{model_id:path}", self.model, "GET", "HEAD")
+    def install(self, routes: Routes) -> None:
+        routes.add(MODELS_ROUTE, self.models, "GET", "HEAD")
+        routes.add(MODELS_ROUTE + "/{model_id:path}", self.model, "GET", "HEAD")
 
     async def models(self, request: Request) -> Response:
         if is_anthropics(request.headers):
@@ -45,7 +46,8 @@ class ModelRoutes:
         cards = [self._card(each) for each in self._models]
         return json_response({"object": "list", "data": cards})
 
-    async def model(self, request: Request, model_id: str) -> Response:
+    async def model(self, request: Request) -> Response:
+        model_id = request.path_params["model_id"]
         for_anthropic = is_anthropics(request.headers)
         for each in self._models:
             if model_id in (each.config.served_model_name, DEFAULT_MODEL):

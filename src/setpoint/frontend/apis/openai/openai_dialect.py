@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
-
 from setpoint.frontend.apis.openai.chat import ChatApi
 from setpoint.frontend.apis.openai.kept.batch_routes import BatchRoutes
 from setpoint.frontend.apis.openai.kept.file_routes import FileRoutes
@@ -16,6 +14,7 @@ from setpoint.frontend.apis.openai.openai_routes import OpenAIRoutes
 from setpoint.frontend.apis.openai.responses.response_routes import ResponseRoutes
 from setpoint.frontend.apis.openai.route_table import openai_apis
 from setpoint.frontend.apis.openai.scoring_routes import ScoringRoutes
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.refusal import Refusal
@@ -27,17 +26,17 @@ class OpenAIDialect(Dialect):
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
 
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
-        self.router = APIRouter(tags=["openai"])
-        OpenAIRoutes(service.answering, bodies).install(self.router)
-        ModelRoutes(models).install(self.router)
+        self.routes = Routes("openai")
+        OpenAIRoutes(service.answering, bodies).install(self.routes)
+        ModelRoutes(models).install(self.routes)
         responses = ResponseRoutes(service.answering, bodies)
-        responses.install(self.router)
+        responses.install(self.routes)
         self.workers = (responses.background.run,)
-        ScoringRoutes(service.answering, bodies).install(self.router)
-        FileRoutes(service.storage).install(self.router)
+        ScoringRoutes(service.answering, bodies).install(self.routes)
+        FileRoutes(service.storage).install(self.routes)
         BatchRoutes(
             service.storage, service.answering.parser, bodies, openai_apis(service.answering)
-        ).install(self.router)
+        ).install(self.routes)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

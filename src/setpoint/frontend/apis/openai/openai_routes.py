@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.openai.openai_errors import stream_end
 from setpoint.frontend.apis.openai.route_table import Api, chunk_apis
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 
 
@@ -23,9 +24,9 @@ class OpenAIRoutes:
         self._bodies = bodies
         self._apis = chunk_apis(answering)
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         for route, api in self._apis.items():
-            add_route(router, route, _handler(api, self._bodies), "POST", body=api.body)
+            routes.add(route, _handler(api, self._bodies), "POST", body=api.body)
 
 
 def _handler(api: Api, bodies: BodyReader) -> Callable[[Request], Awaitable[Response]]:

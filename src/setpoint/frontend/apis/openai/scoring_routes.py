@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
 from setpoint.frontend.answering import Answering
@@ -17,9 +18,9 @@ from setpoint.frontend.apis.openai.scoring import (
     ScoringApi,
     ScoringExchange,
 )
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import cancelled_with_client
 
 
@@ -28,14 +29,14 @@ class ScoringRoutes:
         self._bodies = bodies
         self._api = ScoringApi(answering)
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         score, rerank = self._handler(self._api.score), self._handler(self._api.rerank)
-        add_route(router, SCORE_ROUTE, score, "POST", body=ScoreBody)
-        add_route(router, RERANK_ROUTE, rerank, "POST", "PUT", body=RerankBody)
+        routes.add(SCORE_ROUTE, score, "POST", body=ScoreBody)
+        routes.add(RERANK_ROUTE, rerank, "POST", "PUT", body=RerankBody)
         for path in ("/v1/classify", "/classify"):
-            add_route(router, path, self.classify, "POST")
+            routes.add(path, self.classify, "POST")
 
-    async def classify(self) -> Response:
+    async def classify(self, request: Request) -> Response:
         raise RequestError(
             "Classification needs a model with a classification head, which this server cannot load"
             f" yet; {SCORE_ROUTE} gives the probabilities of a generating model's answers."

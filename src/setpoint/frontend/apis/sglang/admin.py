@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from setpoint.core.control import PAUSE_FIRST
 from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.drain import WORD, without_weights
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service
 
@@ -36,6 +38,12 @@ class SettingsBody(msgspec.Struct):
     why: str = ""
 
 
+@dataclass(slots=True, frozen=True)
+class FlushQuery:
+    timeout: float = 0.0
+    """Seconds."""
+
+
 class AdminRoutes:
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
         """models: all models of the server."""
@@ -46,8 +54,8 @@ class AdminRoutes:
         self._engine = service.engine
         self._flushing = False
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["admin"])
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("admin")
         reads: dict[str, Callable[..., Any]] = {
             "/": self.root,
             "/health": self.health,
@@ -60,20 +68,18 @@ class AdminRoutes:
             "/get_server_info": self.server_info,
         }
         for path, handler in reads.items():
-            add_route(router, path, handler, "GET", "HEAD")
-        add_route(router, FLUSH_ROUTE, self.flush_cache, "GET", "POST")
-        add_route(router, "/abort_request", self.abort_request, "POST", body=AbortBody)
-        add_route(
-            router,
+            routes.add(path, handler, "GET", "HEAD")
+        routes.add(FLUSH_ROUTE, self.flush_cache, "GET", "POST", query=FlushQuery)
+        routes.add("/abort_request", self.abort_request, "POST", body=AbortBody)
+        routes.add(
             "/set_internal_state",
             self.set_internal_state,
             "POST",
             "PUT",
             body=SettingsBody,
         )
-        parent.include_router(router)
 
-    async def root(self) -> Response:
+    async def root(self, request: Request) -> Response:
         names = ", ".join(each.config.served_model_name for each in self._models)
         return PlainTextResponse(f"Setpoint serves {names}.\n")
 
@@ -126,7 +132,7 @@ class AdminRoutes:
             for each in models
         ]
 
-    async def model_info(self) -> Response:
+    async def model_info(self, request: Request) -> Response:
         config = self._service.config
         info: dict[str, Any] = {
             "model_path": self._service.weights.model_path,
@@ -146,12 +152,13 @@ class AdminRoutes:
         }
         return json_response({**info, **config.model_info})
 
-    async def server_info(self) -> Response:
+    async def server_info(self, request: Request) -> Response:
         return json_response(await self._service.info.now())
 
-    async def flush_cache(self, request: Request, timeout: float = 0.0) -> Response:
+    async def flush_cache(self, request: Request) -> Response:
         """Wait until the engines are idle, for at most ``timeout`` seconds, and ask them to flush
         their caches, which all do or none does."""
+        timeout = read_query(request, FlushQuery).timeout
         if self._flushing:
             return _refused(request, "Another flush_cache is already in progress.")
         self._flushing = True

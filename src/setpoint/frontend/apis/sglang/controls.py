@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.control import PauseMode
 from setpoint.frontend.bodies import BodyParser
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -66,11 +67,10 @@ class ControlRoutes:
         self._bodies = bodies
         self._engine = service.engine
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
-        add_route(router, "/pause_generation", self.pause, "POST", body=PauseBody)
-        add_route(router, "/continue_generation", self.resume, "POST", body=ContinueBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
+        routes.add("/pause_generation", self.pause, "POST", body=PauseBody)
+        routes.add("/continue_generation", self.resume, "POST", body=ContinueBody)
 
     async def pause(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, PauseBody)

@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import EngineDeadError, RequestError
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.info import Info
 from setpoint.frontend.telemetry.watching import WINDOW_S, Watch
+
+
+@dataclass(slots=True, frozen=True)
+class DoctorQuery:
+    seconds: float = WINDOW_S
+    moments: bool = False
+    dp_rank: int | None = None
 
 
 class DoctorRoutes:
@@ -19,17 +29,16 @@ class DoctorRoutes:
         self._watch = watch
         self._info = info
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["admin"])
-        add_route(router, "/doctor", self.doctor, "GET", "HEAD")
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("admin")
+        routes.add("/doctor", self.doctor, "GET", "HEAD", query=DoctorQuery)
 
-    async def doctor(
-        self, seconds: float = WINDOW_S, moments: bool = False, dp_rank: int | None = None
-    ) -> Response:
+    async def doctor(self, request: Request) -> Response:
         """The report about the last ``seconds``; at most ten minutes are stored. moments: whether
         to add the moments that the report is about, and the server's facts. dp_rank: the engine
         that the report is about; all engines if not given."""
+        query = read_query(request, DoctorQuery)
+        seconds, dp_rank = query.seconds, query.dp_rank
         if not (seconds > 0 and math.isfinite(seconds)):
             raise RequestError(f"seconds must be a positive number, got {seconds}.")
         if self._watch.doctor is None:
@@ -43,7 +52,7 @@ class DoctorRoutes:
         if found is None:
             raise EngineDeadError("There is no engine yet.")
         answer = dict(found.diagnosis.report)
-        if moments:
+        if query.moments:
             first, deaths = found.lives[0], [life.death for life in found.lives]
             answer["moments"] = found.moments
             answer["server_info"] = self._info.known(first.line)

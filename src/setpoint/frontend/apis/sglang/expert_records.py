@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from setpoint.core.operations import RecordExperts
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.participants import Participants
 from setpoint.frontend.service import Service
 
@@ -23,21 +23,20 @@ class ExpertRecordRoutes:
         self._recorded = Participants(service.engine)
         self._folder = Path(service.config.expert_records_folder)
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
         for path, act in zip(PATHS, (self.start, self.stop, self.dump), strict=True):
-            add_route(router, path, act, "GET", "POST")
-        parent.include_router(router)
+            routes.add(path, act, "GET", "POST")
 
-    async def start(self) -> Response:
+    async def start(self, request: Request) -> Response:
         await self._operate("start")
         return PlainTextResponse("Start recording expert distribution.\n")
 
-    async def stop(self) -> Response:
+    async def stop(self, request: Request) -> Response:
         await self._operate("stop")
         return PlainTextResponse(f"Stop recording expert distribution.{self._recorded.losses()}\n")
 
-    async def dump(self) -> Response:
+    async def dump(self, request: Request) -> Response:
         path = self._folder / f"expert_distribution_recorder_{time.time():.6f}.json"
         files = ", ".join(await self._operate("dump", path))
         losses = self._recorded.losses()

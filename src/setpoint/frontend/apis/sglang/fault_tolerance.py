@@ -12,14 +12,15 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.control import PauseMode
 from setpoint.core.errors import RequestError
 from setpoint.core.standing import Standing
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service
 
@@ -58,14 +59,13 @@ class FaultToleranceRoutes:
         """Rank -> name and instruction of the last body about it."""
         self._last_id: str | None = None
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
         for prefix in PREFIXES:
-            add_route(router, f"{prefix}/status", self.status, "GET", "HEAD")
-            add_route(router, f"{prefix}/apply", self.apply, "POST", body=ApplyBody)
-        parent.include_router(router)
+            routes.add(f"{prefix}/status", self.status, "GET", "HEAD")
+            routes.add(f"{prefix}/apply", self.apply, "POST", body=ApplyBody)
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         standings, lives = self._engine.standings(), self._engine.lives
         return json_response(
             {

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Response
-from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from setpoint.core.control import EngineFacts, InternalState
 from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.handover import HandoverCounts
 from setpoint.core.version import __version__
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.info import Info
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
@@ -27,27 +29,32 @@ EXPOSITION = "text/plain; version=0.0.4"
 """Content type of Prometheus' text format."""
 
 
+@dataclass(slots=True, frozen=True)
+class LoadsQuery:
+    dp_rank: int | None = None
+    """None: all of them."""
+    include: str = "all"
+    """Names of SECTIONS, separated by commas."""
+    format: str = "json"
+
+
 class LoadRoutes:
     """The load routes; each data-parallel rank has an entry."""
 
     def __init__(self, info: Info) -> None:
         self._info = info
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["admin"])
-        add_route(router, "/v1/loads", self.loads, "GET", "HEAD")
-        add_route(router, "/get_load", self.load, "GET", "HEAD")
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("admin")
+        routes.add("/v1/loads", self.loads, "GET", "HEAD", query=LoadsQuery)
+        routes.add("/get_load", self.load, "GET", "HEAD")
 
-    async def loads(
-        self,
-        dp_rank: int | None = None,
-        include: str = "all",
-        layout: Annotated[str, Query(alias="format")] = "json",
-    ) -> Response:
+    async def loads(self, request: Request) -> Response:
         """The loads of the engines. dp_rank: return only the load of this rank. include: names of
         SECTIONS, separated by commas; core is always included."""
-        sections = {name.strip() for name in include.split(",")}
+        query = read_query(request, LoadsQuery)
+        dp_rank, layout = query.dp_rank, query.format
+        sections = {name.strip() for name in query.include.split(",")}
         num_ranks = len(self._info.engine.lines)
         if dp_rank is not None and not 0 <= dp_rank < num_ranks:
             raise RequestError(f"dp_rank is {dp_rank}; the last rank is {num_ranks - 1}.")
@@ -75,7 +82,7 @@ class LoadRoutes:
             }
         )
 
-    async def load(self) -> Response:
+    async def load(self, request: Request) -> Response:
         """The answer for older routers, which poll this route."""
         return json_response(
             [

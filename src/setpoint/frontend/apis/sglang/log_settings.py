@@ -4,11 +4,12 @@ names."""
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.live_settings import LiveSettings
 
 LOGGING_ROUTE = "/configure_logging"
@@ -33,10 +34,9 @@ class LogSettingsRoutes:
         self._live = live
         self._bodies = bodies
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["admin"])
-        add_route(router, LOGGING_ROUTE, self.configure_logging, "POST", body=LogSettingsBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("admin")
+        routes.add(LOGGING_ROUTE, self.configure_logging, "POST", body=LogSettingsBody)
 
     async def configure_logging(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, LogSettingsBody, unsupported=UNSUPPORTED)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.metrics_page import metrics_page
 from setpoint.frontend.service import Service
 
@@ -18,10 +19,9 @@ class MetricsRoutes:
         """models: all models of the server."""
         self._models = models
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["admin"])
-        add_route(router, METRICS_ROUTE, self.metrics, "GET", "HEAD")
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("admin")
+        routes.add(METRICS_ROUTE, self.metrics, "GET", "HEAD")
 
     async def metrics(self, request: Request) -> Response:
         page, content_type = await metrics_page(self._models, request.headers.get("accept", ""))

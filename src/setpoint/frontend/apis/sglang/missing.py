@@ -3,11 +3,11 @@ so that a client can distinguish it from a misspelt path."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from fastapi import APIRouter, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.http.api_routes import Handler, Routes
 
 ADAPTERS = "LoRA adapters"
 LAYOUT = "the layout of another system's cache"
@@ -59,18 +59,13 @@ CONTROLS = tuple(path for path in MISSING if not path.startswith(_ANYBODYS))
 """Paths that would change the server for all its clients."""
 
 
-def install_missing(parent: APIRouter) -> None:
+def install_missing(routes: Routes) -> None:
     for path, what in MISSING.items():
-        parent.add_api_route(
-            path,
-            _refusing(path, what),
-            methods=["GET", "POST", "PUT", "DELETE"],
-            include_in_schema=False,
-        )
+        routes.add_hidden(path, _refusing(path, what), "GET", "POST", "PUT", "DELETE")
 
 
-def _refusing(path: str, what: str) -> Callable[[], Awaitable[Response]]:
-    async def refuse() -> Response:
+def _refusing(path: str, what: str) -> Handler:
+    async def refuse(request: Request) -> Response:
         raise RequestError(
             f"{path} is not supported by this server yet. It lacks {what}.",
             status_code=501,

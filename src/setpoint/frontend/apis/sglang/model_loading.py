@@ -4,11 +4,12 @@ have the names and bodies of those of llama.cpp's server."""
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.residence import Residence
 
 LOAD = "/models/load"
@@ -25,11 +26,10 @@ class ModelLoadingRoutes:
         self._residence = residence
         self._bodies = bodies
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
-        add_route(router, LOAD, self.load, "POST", body=LoadingBody)
-        add_route(router, UNLOAD, self.unload, "POST", body=LoadingBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
+        routes.add(LOAD, self.load, "POST", body=LoadingBody)
+        routes.add(UNLOAD, self.unload, "POST", body=LoadingBody)
 
     async def load(self, request: Request) -> Response:
         """Answers when the model is loaded."""

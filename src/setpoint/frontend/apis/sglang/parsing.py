@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import ConfigError, RequestError
 from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool, tools_of
@@ -15,8 +16,8 @@ from setpoint.frontend.chat.deltas import Answer, Delta, join_deltas
 from setpoint.frontend.chat.formats.format_registry import reasoning_format, tool_format
 from setpoint.frontend.chat.parser import DeltaParser, PlainParser
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.jobs import ClientGoneError
 
 MAX_CHARS = 1 << 20
@@ -44,11 +45,10 @@ class ParsingRoutes:
         self._bodies = bodies
         self._config = config
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["native"])
-        add_route(router, "/parse_function_call", self.calls, "POST", body=ParseFunctionCallBody)
-        add_route(router, "/separate_reasoning", self.reasoning, "POST", body=SeparateReasoningBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("native")
+        routes.add("/parse_function_call", self.calls, "POST", body=ParseFunctionCallBody)
+        routes.add("/separate_reasoning", self.reasoning, "POST", body=SeparateReasoningBody)
 
     async def calls(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, ParseFunctionCallBody)

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from setpoint.core.bounds import Count
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import FreezeGarbage, StartProfile, StopProfile
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.client_paths import check_path
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.participants import Participants
 from setpoint.frontend.service import Service
 
@@ -50,12 +50,11 @@ class ProfileRoutes:
         self._profiled = Participants(service.engine)
         self._folder = Path(service.config.profiles_folder)
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
-        add_route(router, START, self.start, "GET", "POST", body=ProfileBody)
-        add_route(router, STOP, self.stop, "GET", "POST")
-        add_route(router, FREEZE, self.freeze, "POST")
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
+        routes.add(START, self.start, "GET", "POST", body=ProfileBody)
+        routes.add(STOP, self.stop, "GET", "POST")
+        routes.add(FREEZE, self.freeze, "POST")
 
     async def start(self, request: Request) -> Response:
         body = await self._bodies.read_if_any(request, ProfileBody, unsupported=UNSUPPORTED)
@@ -83,7 +82,7 @@ class ProfileRoutes:
         several = len(self._engine.lines) > 1
         return path.replace(".trace", f"-DP{rank}.trace") if several else path
 
-    async def stop(self) -> Response:
+    async def stop(self, request: Request) -> Response:
         losses = self._profiled.losses()
         (done, *_) = found = await self._profiled.on_all(lambda line: line.operate(StopProfile()))
         await self._written([Path(each.path) for each in found])
@@ -104,7 +103,7 @@ class ProfileRoutes:
                     status_code=503,
                 ) from None
 
-    async def freeze(self) -> Response:
+    async def freeze(self, request: Request) -> Response:
         await self._engine.on_all(lambda line: line.operate(FreezeGarbage()))
         gc.collect()
         gc.freeze()

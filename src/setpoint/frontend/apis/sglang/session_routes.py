@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.bounds import INT32_MAX
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.sessions import Sessions
 
@@ -32,11 +33,10 @@ class SessionRoutes:
         self._sessions = sessions
         self._bodies = bodies
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["native"])
-        add_route(router, "/open_session", self.open, "POST", body=OpenSessionBody)
-        add_route(router, "/close_session", self.close, "POST", body=CloseSessionBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("native")
+        routes.add("/open_session", self.open, "POST", body=OpenSessionBody)
+        routes.add("/close_session", self.close, "POST", body=CloseSessionBody)
 
     async def open(self, request: Request) -> Response:
         """Open a session. The answer is its id, as a JSON string."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
-
 from setpoint.frontend.apis.openai.openai_dialect import OpenAIDialect
 from setpoint.frontend.apis.sglang import fault_tolerance, model_loading, storage_routes
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
@@ -25,6 +23,7 @@ from setpoint.frontend.apis.sglang.sglang_errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.sglang_routes import NativeRoutes
 from setpoint.frontend.apis.sglang.tokenization import TokenizationRoutes
 from setpoint.frontend.apis.sglang.weights import WeightRoutes
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.refusal import Refusal
@@ -60,25 +59,25 @@ class SGLangDialect(Dialect):
     )
 
     def __init__(self, service: Service, models: Sequence[Service], bodies: BodyReader) -> None:
-        self.router = APIRouter()
-        NativeRoutes(service.answering, bodies).install(self.router)
-        TokenizationRoutes(service.answering, bodies).install(self.router)
+        self.routes = Routes()
+        NativeRoutes(service.answering, bodies).install(self.routes)
+        TokenizationRoutes(service.answering, bodies).install(self.routes)
         controls = ControlBodies(service.answering.parser, bodies)
-        LogSettingsRoutes(service.live, controls).install(self.router)
-        AdminRoutes(service, models, bodies).install(self.router)
-        ControlRoutes(service, controls).install(self.router)
-        ParsingRoutes(service.config, controls).install(self.router)
-        ProfileRoutes(service, controls).install(self.router)
-        ExpertRecordRoutes(service).install(self.router)
-        WeightRoutes(service, controls).install(self.router)
-        model_loading.ModelLoadingRoutes(service.residence, controls).install(self.router)
-        fault_tolerance.FaultToleranceRoutes(service, controls).install(self.router)
-        storage_routes.StorageRoutes(service, controls).install(self.router)
-        SessionRoutes(service.answering.sessions, controls).install(self.router)
-        install_missing(self.router)
-        LoadRoutes(service.info).install(self.router)
-        MetricsRoutes(models).install(self.router)
-        DoctorRoutes(service.watch, service.info).install(self.router)
+        LogSettingsRoutes(service.live, controls).install(self.routes)
+        AdminRoutes(service, models, bodies).install(self.routes)
+        ControlRoutes(service, controls).install(self.routes)
+        ParsingRoutes(service.config, controls).install(self.routes)
+        ProfileRoutes(service, controls).install(self.routes)
+        ExpertRecordRoutes(service).install(self.routes)
+        WeightRoutes(service, controls).install(self.routes)
+        model_loading.ModelLoadingRoutes(service.residence, controls).install(self.routes)
+        fault_tolerance.FaultToleranceRoutes(service, controls).install(self.routes)
+        storage_routes.StorageRoutes(service, controls).install(self.routes)
+        SessionRoutes(service.answering.sessions, controls).install(self.routes)
+        install_missing(self.routes)
+        LoadRoutes(service.info).install(self.routes)
+        MetricsRoutes(models).install(self.routes)
+        DoctorRoutes(service.watch, service.info).install(self.routes)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.frontend.answering import Answering
 from setpoint.frontend.apis.sglang.native import NativeApi, PreparedRequest
 from setpoint.frontend.apis.sglang.repeated_chunks import RepeatedChunks, RepeatRate
 from setpoint.frontend.apis.sglang.sglang_bodies import UNSUPPORTED, EncodeBody, GenerateBody
 from setpoint.frontend.apis.sglang.sglang_errors import stream_end
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client
 from setpoint.frontend.jobs import Job
 
@@ -26,11 +27,10 @@ class NativeRoutes:
         self._api = NativeApi(answering)
         self._rate = RepeatRate()
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["native"])
-        add_route(router, "/generate", self.generate, "POST", "PUT", body=GenerateBody)
-        add_route(router, "/encode", self.encode, "POST", "PUT", body=EncodeBody)
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("native")
+        routes.add("/generate", self.generate, "POST", "PUT", body=GenerateBody)
+        routes.add("/encode", self.encode, "POST", "PUT", body=EncodeBody)
 
     async def generate(self, request: Request) -> Response:
         body, prepared, job = await self._bodies.read(request, self._open_generate)

@@ -8,14 +8,15 @@ import time
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.control import TierState
 from setpoint.core.errors import RequestError
 from setpoint.core.operations import AttachStorage, ClearStorage, DetachStorage
 from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 ROUTE = "/hicache/storage-backend"
@@ -37,15 +38,14 @@ class StorageRoutes:
     def __init__(self, service: Service, bodies: ControlBodies) -> None:
         self._service, self._engine, self._bodies = service, service.engine, bodies
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
-        add_route(router, ROUTE, self.status, "GET")
-        add_route(router, ROUTE, self.attach, "PUT", body=AttachBody)
-        add_route(router, ROUTE, self.detach, "DELETE")
-        add_route(router, CLEAR, self.clear, "POST")
-        parent.include_router(router)
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
+        routes.add(ROUTE, self.status, "GET")
+        routes.add(ROUTE, self.attach, "PUT", body=AttachBody)
+        routes.add(ROUTE, self.detach, "DELETE")
+        routes.add(CLEAR, self.clear, "POST")
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         states = await self._engine.on_all(lambda line: line.get_state())
         tiers = [state.report.tiers for state in states]
         return json_response(
@@ -62,12 +62,12 @@ class StorageRoutes:
         await self._engine.orders.use_storage(AttachStorage(body.hicache_storage_backend, settings))
         return _done("HiCache storage backend attached.", warnings)
 
-    async def detach(self) -> Response:
+    async def detach(self, request: Request) -> Response:
         self._check_key()
         await self._engine.orders.use_storage(DetachStorage())
         return _done("HiCache storage backend detached.")
 
-    async def clear(self) -> Response:
+    async def clear(self, request: Request) -> Response:
         self._check_key()
         await self._engine.on_all(lambda line: line.operate(ClearStorage()))
         deadline = time.monotonic() + CLEAR_S

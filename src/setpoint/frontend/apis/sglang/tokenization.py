@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
@@ -15,9 +16,9 @@ from setpoint.frontend.apis.openai.bodies.tool_fields import FunctionTool
 from setpoint.frontend.apis.openai.chat import ChatBody, ReasoningEffort, chat_request
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.chat.turn.prepare import Chat
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import MAX_SEQUENCES
 
 _UNSUPPORTED = ("chat_template", "mm_processor_kwargs", "media_io_kwargs")
@@ -63,13 +64,12 @@ class TokenizationRoutes:
         self._bodies = bodies
         self._chat = Chat(answering)
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["native"])
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("native")
         for prefix in ("", "/v1"):
-            add_route(router, f"{prefix}/tokenize", self.tokenize, "POST", body=TokenizeBody)
-            add_route(router, f"{prefix}/detokenize", self.detokenize, "POST", body=DetokenizeBody)
-        add_route(router, "/tokenizer_info", self.info, "GET", "HEAD")
-        parent.include_router(router)
+            routes.add(f"{prefix}/tokenize", self.tokenize, "POST", body=TokenizeBody)
+            routes.add(f"{prefix}/detokenize", self.detokenize, "POST", body=DetokenizeBody)
+        routes.add("/tokenizer_info", self.info, "GET", "HEAD")
 
     async def tokenize(self, request: Request) -> Response:
         return await self._bodies.read(request, self._tokenize)
@@ -77,7 +77,7 @@ class TokenizationRoutes:
     async def detokenize(self, request: Request) -> Response:
         return await self._bodies.read(request, self._detokenize)
 
-    async def info(self) -> Response:
+    async def info(self, request: Request) -> Response:
         """The tokenizer's configuration and the chat template in use, in vLLM's format."""
         text = self._answering.text
         config = {key: _with_token_texts(value) for key, value in text.tokenizer.config.items()}

@@ -6,15 +6,16 @@ import asyncio
 import logging
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError, err_type_of
 from setpoint.core.operations import MemoryPart
 from setpoint.frontend.apis.sglang.controls import ControlBodies
 from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.drain import without_weights
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_key
 from setpoint.frontend.service import Service
 
@@ -54,16 +55,15 @@ class WeightRoutes:
         self._engine = service.engine
         self._changing = asyncio.Lock()
 
-    def install(self, parent: APIRouter) -> None:
-        router = APIRouter(tags=["control"])
+    def install(self, parent: Routes) -> None:
+        routes = parent.tagged("control")
         for path, handler, body in (
             ("/release_memory_occupation", self.release, MemoryBody),
             ("/resume_memory_occupation", self.restore, MemoryBody),
             ("/update_weights_from_disk", self.update, UpdateWeightsBody),
             ("/update_weight_version", self.update_version, WeightVersionBody),
         ):
-            add_route(router, path, handler, "POST", body=body)
-        parent.include_router(router)
+            routes.add(path, handler, "POST", body=body)
 
     async def release(self, request: Request) -> Response:
         body, told = await self._bodies.read(request, MemoryBody)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
 from setpoint.core.excerpt import excerpt
@@ -18,9 +20,10 @@ from setpoint.frontend.apis.openai.kept.fields import (
     window_seconds,
 )
 from setpoint.frontend.bodies import BodyParser
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.storage.batches import ENDED, Batch
 from setpoint.frontend.storage.storage import Storage, require_storage
 
@@ -34,6 +37,12 @@ class BatchBody(msgspec.Struct, kw_only=True):
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class BatchesQuery:
+    after: str | None = None
+    limit: int = 20
 
 
 class BatchRoutes:
@@ -50,12 +59,12 @@ class BatchRoutes:
         self._endpoints = endpoints
         self._storage = storage
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         one = ROUTE + "/{batch_id}"
-        add_route(router, ROUTE, self.create, "POST", body=BatchBody)
-        add_route(router, ROUTE, self.batches, "GET", "HEAD")
-        add_route(router, one, self.batch, "GET", "HEAD")
-        add_route(router, one + "/cancel", self.cancel, "POST")
+        routes.add(ROUTE, self.create, "POST", body=BatchBody)
+        routes.add(ROUTE, self.batches, "GET", "HEAD", query=BatchesQuery)
+        routes.add(one, self.batch, "GET", "HEAD")
+        routes.add(one + "/cancel", self.cancel, "POST")
 
     async def create(self, request: Request) -> Response:
         book = require_storage(self._storage).batches
@@ -78,17 +87,20 @@ class BatchRoutes:
         )
         return json_response(_batch_object(batch) | ({"warnings": warnings} if warnings else {}))
 
-    async def batches(self, after: str | None = None, limit: int = 20) -> Response:
+    async def batches(self, request: Request) -> Response:
+        query = read_query(request, BatchesQuery)
         batches = require_storage(self._storage).batches.listing()
-        return json_response(page(batches, _batch_object, after=after, limit=limit, most=_MOST))
-
-    async def batch(self, batch_id: str) -> Response:
-        return json_response(_batch_object(require_storage(self._storage).batches.get(batch_id)))
-
-    async def cancel(self, batch_id: str) -> Response:
         return json_response(
-            _batch_object(await require_storage(self._storage).batches.cancel(batch_id))
+            page(batches, _batch_object, after=query.after, limit=query.limit, most=_MOST)
         )
+
+    async def batch(self, request: Request) -> Response:
+        book = require_storage(self._storage).batches
+        return json_response(_batch_object(book.get(request.path_params["batch_id"])))
+
+    async def cancel(self, request: Request) -> Response:
+        book = require_storage(self._storage).batches
+        return json_response(_batch_object(await book.cancel(request.path_params["batch_id"])))
 
     async def _read(self, raw: dict[str, Any]) -> tuple[BatchBody, list[str]]:
         return self._parser.read(raw, BatchBody, route=ROUTE)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from starlette.responses import FileResponse
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
 
 from setpoint.frontend.apis.openai.kept.fields import page
 from setpoint.frontend.apis.openai.kept.upload import receive_file
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.storage.files import StoredFile
 from setpoint.frontend.storage.storage import Storage, require_storage
 
@@ -18,52 +20,64 @@ ROUTE = "/v1/files"
 _MOST = 10_000
 
 
+@dataclass(slots=True, frozen=True)
+class FilesQuery:
+    purpose: str | None = None
+    after: str | None = None
+    limit: int = _MOST
+    order: str = "desc"
+
+
 class FileRoutes:
     def __init__(self, storage: Storage | None) -> None:
         self._storage = storage
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         one = ROUTE + "/{file_id}"
-        add_route(router, ROUTE, self.upload, "POST")
-        add_route(router, ROUTE, self.files, "GET", "HEAD")
-        add_route(router, one, self.file, "GET", "HEAD")
-        add_route(router, one + "/content", self.content, "GET", "HEAD")
-        add_route(router, one, self.delete, "DELETE")
+        routes.add(ROUTE, self.upload, "POST")
+        routes.add(ROUTE, self.files, "GET", "HEAD", query=FilesQuery)
+        routes.add(one, self.file, "GET", "HEAD")
+        routes.add(one + "/content", self.content, "GET", "HEAD")
+        routes.add(one, self.delete, "DELETE")
 
     async def upload(self, request: Request) -> Response:
         return json_response(
             _file_object(await receive_file(request, require_storage(self._storage).files))
         )
 
-    async def files(
-        self,
-        purpose: str | None = None,
-        after: str | None = None,
-        limit: int = _MOST,
-        order: str = "desc",
-    ) -> Response:
+    async def files(self, request: Request) -> Response:
+        query = read_query(request, FilesQuery)
         files = [
             file
             for file in require_storage(self._storage).files.listing()
-            if purpose in (None, file.purpose)
+            if query.purpose in (None, file.purpose)
         ]
         return json_response(
-            page(files, _file_object, after=after, limit=limit, most=_MOST, order=order)
+            page(
+                files,
+                _file_object,
+                after=query.after,
+                limit=query.limit,
+                most=_MOST,
+                order=query.order,
+            )
         )
 
-    async def file(self, file_id: str) -> Response:
+    async def file(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
         return json_response(_file_object(require_storage(self._storage).files.get(file_id)))
 
-    async def content(self, file_id: str) -> Response:
+    async def content(self, request: Request) -> Response:
         store = require_storage(self._storage).files
         # The type must never be one that a browser would show as a page of this server.
         return FileResponse(
-            store.path(store.get(file_id).id),
+            store.path(store.get(request.path_params["file_id"]).id),
             media_type="application/octet-stream",
             headers={"x-content-type-options": "nosniff"},
         )
 
-    async def delete(self, file_id: str) -> Response:
+    async def delete(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
         require_storage(self._storage).files.delete(file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
 from setpoint.frontend.answering import Answering
@@ -19,9 +21,10 @@ from setpoint.frontend.apis.openai.responses.api import (
 from setpoint.frontend.apis.openai.responses.background import Background
 from setpoint.frontend.apis.openai.responses.body import InputBody, ResponsesBody
 from setpoint.frontend.arrival import IN_SCOPE
+from setpoint.frontend.http.api_routes import Routes
 from setpoint.frontend.http.body_reader import BodyReader
 from setpoint.frontend.http.error_responses import json_response
-from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.queries import read_query
 from setpoint.frontend.http.sse import (
     EventStream,
     FollowingStream,
@@ -33,6 +36,19 @@ from setpoint.frontend.refusal import Refusal
 _MOST_ITEMS = 100
 
 
+@dataclass(slots=True, frozen=True)
+class ResponseQuery:
+    stream: bool = False
+    starting_after: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class ItemsQuery:
+    after: str | None = None
+    limit: int = 20
+    order: str = "desc"
+
+
 class ResponseRoutes:
     def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._bodies = bodies
@@ -40,14 +56,14 @@ class ResponseRoutes:
         self._store = answering.responses
         self.background = Background(answering, self._api)
 
-    def install(self, router: APIRouter) -> None:
+    def install(self, routes: Routes) -> None:
         one = ROUTE + "/{response_id}"
-        add_route(router, ROUTE, self.create, "POST", body=ResponsesBody)
-        add_route(router, COUNT_ROUTE, self.count, "POST", body=InputBody)
-        add_route(router, one, self.response, "GET", "HEAD")
-        add_route(router, one, self.delete, "DELETE")
-        add_route(router, one + "/cancel", self.cancel, "POST")
-        add_route(router, one + "/input_items", self.input_items, "GET", "HEAD")
+        routes.add(ROUTE, self.create, "POST", body=ResponsesBody)
+        routes.add(COUNT_ROUTE, self.count, "POST", body=InputBody)
+        routes.add(one, self.response, "GET", "HEAD", query=ResponseQuery)
+        routes.add(one, self.delete, "DELETE")
+        routes.add(one + "/cancel", self.cancel, "POST")
+        routes.add(one + "/input_items", self.input_items, "GET", "HEAD", query=ItemsQuery)
 
     async def create(self, request: Request) -> Response:
         exchange = await self._bodies.read(request, self._api.open)
@@ -74,13 +90,13 @@ class ResponseRoutes:
     async def count(self, request: Request) -> Response:
         return json_response(await self._bodies.read(request, self._api.count))
 
-    async def response(
-        self, response_id: str, stream: bool = False, starting_after: int | None = None
-    ) -> Response:
+    async def response(self, request: Request) -> Response:
         """A response in its current state or, with stream, its events with a sequence_number above
         starting_after."""
+        query = read_query(request, ResponseQuery)
+        response_id, starting_after = request.path_params["response_id"], query.starting_after
         kept = self._store.get(response_id)
-        if not stream:
+        if not query.stream:
             if starting_after is not None:
                 raise RequestError("starting_after needs stream=true.")
             return json_response(kept.response)
@@ -94,15 +110,17 @@ class ResponseRoutes:
         after = -1 if starting_after is None else starting_after
         return FollowingStream(await self.background.follow(kept.background, after=after))
 
-    async def delete(self, response_id: str) -> Response:
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
         kept = self._store.get(response_id)
         if kept.background is not None:
             await self.background.delete(kept.background)
         self._store.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, response_id: str) -> Response:
+    async def cancel(self, request: Request) -> Response:
         """Cancel a response in the background. A response that has ended is returned unchanged."""
+        response_id = request.path_params["response_id"]
         kept = self._store.get(response_id)
         if not kept.response["background"]:
             raise RequestError(
@@ -113,13 +131,19 @@ class ResponseRoutes:
             await self.background.cancel(kept.background)
         return json_response(self._store.get(response_id).response)
 
-    async def input_items(
-        self, response_id: str, after: str | None = None, limit: int = 20, order: str = "desc"
-    ) -> Response:
-        kept = self._store.get(response_id)
+    async def input_items(self, request: Request) -> Response:
+        query = read_query(request, ItemsQuery)
+        kept = self._store.get(request.path_params["response_id"])
         items = [*kept.earlier, *kept.inputs]
         return json_response(
-            page(items, dict, after=after, limit=limit, most=_MOST_ITEMS, order=order)
+            page(
+                items,
+                dict,
+                after=query.after,
+                limit=query.limit,
+                most=_MOST_ITEMS,
+                order=query.order,
+            )
         )
 
 
