@@ -49,6 +49,10 @@ class SourceError(SetpointError):
     not about an engine. Ends the command with exit code 2."""
 
 
+class ForeignLogError(SourceError):
+    """A log in which no line is SGLang's or Setpoint's. Beside a log of a server it is left out."""
+
+
 ERR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",

@@ -36,9 +36,10 @@ def read_folder(name: str) -> list[Observations]:
     Raises SourceError if no file is a log."""
     read = _read_all(name)
     if not read.parts:
-        others = len(read.no_logs) + len(read.not_read)
+        has = _count([*read.no_logs, *read.not_read])
         raise SourceError(
-            f"{name} is a folder without a log of SGLang or Setpoint ({others} other files)."
+            f"{name} is a folder without a log of SGLang or Setpoint (it has {has})."
+            f"{_subfolders(read.folders)}"
         )
     groups = _by_server(read.parts)
     servers = [
@@ -47,10 +48,13 @@ def read_folder(name: str) -> list[Observations]:
     ]
     notes = servers[0].sources[0].notes
     if read.no_logs:
-        notes.append(f"{len(read.no_logs)} files are not logs of a server: {_some(read.no_logs)}.")
+        files = _count(read.no_logs)
+        notes.append(f"Left out, without a line of a server: {files} ({_some(read.no_logs)}).")
+    if read.folders:
+        notes.append(_subfolders(read.folders).strip())
     if read.not_read:
         notes.append(
-            f"{len(read.not_read)} files were not read: {_some(read.not_read)}. The files before "
+            f"Not read: {_count(read.not_read)} ({_some(read.not_read)}). The files before "
             "them are made of lines that take far longer to read than those of a server."
         )
     if len(groups) > MAX_SERVERS:
@@ -75,12 +79,17 @@ class _Read:
     no_logs: list[str] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)
     """Files for which no time was left."""
+    folders: list[str] = field(default_factory=list)
 
 
 def _read_all(folder: str) -> _Read:
     read, budget = _Read(), Budget()
     for path in sorted(Path(folder).iterdir()):
-        if not path.is_file() or path.name.startswith("."):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            read.folders.append(path.name)
+        if not path.is_file():
             continue
         if budget.is_spent:
             read.not_read.append(path.name)
@@ -90,6 +99,14 @@ def _read_all(folder: str) -> _Read:
         except SourceError:
             read.no_logs.append(path.name)
     return read
+
+
+def _subfolders(folders: list[str]) -> str:
+    return f" Subfolders are not read; name one: {_some(folders)}." if folders else ""
+
+
+def _count(files: list[str]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files)} files"
 
 
 def _some(files: list[str]) -> str:

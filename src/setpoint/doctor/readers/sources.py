@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from setpoint.core.addresses import url_meant
-from setpoint.core.errors import SourceError
+from setpoint.core.errors import ForeignLogError, SourceError
 from setpoint.doctor.observations import Observations
 from setpoint.doctor.readers.kinds import is_recording, is_saved
 from setpoint.doctor.readers.log.reader import read_log
@@ -29,8 +29,19 @@ def observe_sources(
     servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL;
     past_s: how much from before that is wanted of a server that remembers it; api_key: of a server,
     by default the environment variable OPENAI_API_KEY. Raises SourceError for what cannot be read.
+    Logs of other programs are left out and named, if there is anything else.
     """
-    found = [seen for name in names for seen in _observe(name, seconds, past_s, api_key)]
+    found: list[Observations] = []
+    foreign: list[ForeignLogError] = []
+    for name in names:
+        try:
+            found += _observe(name, seconds, past_s, api_key)
+        except ForeignLogError as error:
+            foreign.append(error)
+    if foreign and not found:
+        raise foreign[0]
+    for seen in found:
+        seen.sources[0].notes += [f"{error} It was left out." for error in foreign]
     _thin(found)
     return found
 

@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import NoReturn
 
-from setpoint.core.errors import SourceError
+from setpoint.core.errors import ForeignLogError
 from setpoint.doctor.observations import Observations, Source
 from setpoint.doctor.readers.log.server_log import ServerLog
 from setpoint.doctor.readers.log.server_run import ServerRun
@@ -162,15 +162,15 @@ def program_of(lines: bytes) -> str:
 
 
 def refuse(source: Source, program: str) -> NoReturn:
-    """Raise SourceError for a log in which no server was found. program: the program that wrote it,
-    or "" if it is unknown."""
+    """Raise ForeignLogError for a log in which no server was found. program: the program that wrote
+    it, or "" if it is unknown."""
     if program:
-        raise SourceError(
+        raise ForeignLogError(
             f"{source.name} is a log of {program}. The doctor reads logs of Setpoint and SGLang."
         )
     name = "Standard input" if source.name == "-" else source.name
     lines = "1 line" if source.num_lines == 1 else f"{source.num_lines} lines"
-    raise SourceError(
+    raise ForeignLogError(
         f"{name} has {lines}, but none that SGLang or Setpoint writes about"
         f' its batches, start or end ("Decode batch, #running-req: …").'
     )

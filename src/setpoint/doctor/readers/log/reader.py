@@ -15,6 +15,7 @@ from setpoint.doctor.readers.log.batch_lines import is_known
 from setpoint.doctor.readers.log.budget import Budget
 from setpoint.doctor.readers.log.describe import observations, program_of, refuse
 from setpoint.doctor.readers.log.messages import KEYWORDS, Message, message_of, quotes_a_client
+from setpoint.doctor.readers.log.own_lines import has_own_line
 from setpoint.doctor.readers.log.scan import Scanned, Scanner
 from setpoint.doctor.readers.log.server_log import ServerLog, visible_text
 from setpoint.doctor.readers.log.silence import TAIL, Clocks, clocks_of, silence_after
@@ -84,6 +85,8 @@ class _Reader:
         self._first = 1
         self._cut = ""
         """Why the rest of the log was not read."""
+        self._is_ours = False
+        """Whether it has a line that only SGLang or Setpoint writes."""
         self._program = ""
         """The other program that seems to have written the lines."""
         self._last_batches: dict[str, tuple[int, Clocks]] = {}
@@ -104,6 +107,11 @@ class _Reader:
         impossible = [(n, lines.text(n).encode()) for n in sorted(self._tables.impossible)]
         scanned.not_understood += impossible
         self._count(scanned)
+        self._is_ours = (
+            self._is_ours
+            or bool(scanned.found)
+            or has_own_line([line for _, line in scanned.rest], from_start=self._first == 1)
+        )
         tables = {origin: each for origin, each in tables.items() if self._server(origin)}
         for origin, server in self._servers.items():
             server.begin(tables.get(origin, {}), lines.text, self._first)
@@ -139,7 +147,7 @@ class _Reader:
             if self._cut:
                 raise SourceError(f"{self._cut} Before that, no server wrote anything.")
             refuse(self._source, self._program)
-        if self._program and not any(_is_a_server(each) for each in telling):
+        if not self._is_ours:  # any program may run out of memory, or be killed
             refuse(self._source, self._program)
         return telling
 
@@ -258,11 +266,6 @@ class _Reader:
             return
         scanned.not_understood.pop()
         self._source.notes.append("The last line is cut off and was ignored.")
-
-
-def _is_a_server(seen: Observations) -> bool:
-    """Whether the observations show more than errors, which any program may log."""
-    return bool(seen.facts.said) or any(rank.moments for rank in seen.ranks)
 
 
 def _marks(names: Iterable[str], style: str) -> Iterator[str]:
