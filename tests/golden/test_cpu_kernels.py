@@ -13,9 +13,15 @@ from setpoint.engine.kernels.ops import GELU_TANH, SILU, GateActivation
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import cpu_linear as cpu_linear
 from setpoint_testing.cpu_levels import each_level
-
-BF16, FP32 = torch.bfloat16, torch.float32
-
+from setpoint_testing.operation_cases import (
+    BF16,
+    FP32,
+    ROTARIES,
+    ROWS_COLUMNS,
+    VOCABULARIES,
+    close,
+    with_ties_and_nan,
+)
 
 CLAMPED = GateActivation("clamped_swiglu_mul", (1.702, 1.5))
 
@@ -26,16 +32,6 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def close(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to fp32 arithmetic and, for bf16, one rounding of a value that may fall on either
-    side."""
-    tolerance = 2e-6 if dtype == FP32 else 2**-7
-    return torch.allclose(result.double(), reference.double(), rtol=tolerance, atol=tolerance / 4)
-
-
-ROWS_COLUMNS = list(itertools.product((1, 3, 67), (16, 100, 576, 1536)))
 
 
 @each_level
@@ -109,14 +105,8 @@ def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
     ):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
-    for columns, dtype in itertools.product((1, 7, 16, 131, 4096), (BF16, FP32)):
-        logits = torch.randn(12, columns).to(dtype).round(decimals=1)  # with ties
-        logits[1] = torch.nan
-        logits[2, -1] = torch.nan
-        logits[3, 0] = torch.nan
-        logits[4, -1] = torch.inf
-        logits[5] = -torch.inf
-        logits[6, :-1] = -torch.inf
+    for columns, dtype in itertools.product(VOCABULARIES, (BF16, FP32)):
+        logits = with_ties_and_nan(columns, dtype)
         assert torch.equal(ops.best_tokens(logits), ref.best_tokens(logits))
         words = torch.randint(-(1 << 31), 1 << 31, (3, columns // 32 + 2)).int()
         words[1] = torch.tensor([0, -1])[torch.randint(0, 2, (columns // 32 + 2,))]
@@ -129,16 +119,7 @@ def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
 @each_level
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim", "tokens"),
-    [
-        (9, 3, 64, 64, 5),
-        (4, 4, 20, 20, 1),
-        (2, 1, 128, 128, 300),
-        (6, 2, 128, 96, 7),
-        (3, 1, 20, 6, 40),
-    ],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary_dim", "tokens"), ROTARIES)
 def test_rope_and_store_matches_reference(
     heads, kv_heads, head_dim, rotary_dim, tokens, dtype, kv_dtype, level
 ):

@@ -21,10 +21,10 @@ from setpoint.engine.quant.linear_method import GgufWeight, PackedWeight
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.operation_cases import BF16, FP32, GROUPED_ROUTES, ROUTES
 from setpoint_testing.plans import Driver
 from setpoint_testing.ranks import ranks
 
-BF16, FP32 = torch.bfloat16, torch.float32
 EXPERTS, K, COLUMNS = 5, 96, 80
 CLAMPED = GateActivation("clamped_swiglu_mul", (1.702, 1.5))
 
@@ -37,9 +37,7 @@ def test_routes_match_the_reference(
     dtype: torch.dtype, level: str, scoring: str, normalise: bool
 ) -> None:
     ops, ref = cpu_ops.create(dtype, level=level), RefOps()
-    for rows, (experts, count) in itertools.product(
-        (1, 3, 67), ((1, 1), (8, 2), (60, 4), (128, 8))
-    ):
+    for rows, (experts, count) in itertools.product((1, 3, 67), ROUTES):
         torch.manual_seed(rows * experts)
         logits = torch.randn(rows, experts).mul(3).to(dtype)
         routing = Routing(count, scoring, normalise)
@@ -57,9 +55,7 @@ def test_groups_and_corrections_match_the_reference(
     dtype: torch.dtype, level: str, scoring: str, best: int
 ) -> None:
     ops, ref = cpu_ops.create(dtype, level=level), RefOps()
-    for rows, (experts, count, groups, opened) in itertools.product(
-        (1, 67), ((8, 3, 4, 2), (60, 6, 3, 1), (256, 8, 8, 4), (6, 6, 2, 2))
-    ):
+    for rows, (experts, count, groups, opened) in itertools.product((1, 67), GROUPED_ROUTES):
         torch.manual_seed(rows * experts)
         logits = torch.randn(rows, experts).mul(3).to(dtype)
         logits[-1, :2] = -120.0  # sigmoids of zero

@@ -23,9 +23,9 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.operation_cases import BF16, FP32, LATENTS
 from setpoint_testing.plans import Driver, allocate_rows
 
-BF16, FP32 = torch.bfloat16, torch.float32
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
 V2 = CONFIGS["deepseek_v2: groups, queries without a latent vector, yarn"]
 V3 = CONFIGS["deepseek_v3: groups"]
@@ -66,7 +66,7 @@ def test_stored_vectors_and_queries_match_the_reference(
     dtype: torch.dtype, level: str, interleaved: bool
 ) -> None:
     heads, rank = 3, 40
-    for rows, rope in ((1, 16), (67, 64), (3, 6)):
+    for rows, rope in LATENTS:
         torch.manual_seed(rows)
         q = torch.randn(rows, heads, 24 + rope).to(dtype)
         kv = torch.randn(rows, rank + rope).to(dtype)

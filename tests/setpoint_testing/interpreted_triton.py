@@ -6,10 +6,11 @@ compiled is decided where it is defined, so a process does one or the other. Tri
 
 * it keeps bf16 as the bits of an integer, and dots, arithmetic and comparisons work on these
   bits (triton-lang/triton issue 11584, closed as unsupported);
-* conversions to bf16 and fp8 cut bits off instead of rounding to nearest even.
+* conversions to bf16 and fp8 cut bits off instead of rounding to nearest even;
+* numpy warns of overflows and NaN, which a GPU computes with in silence.
 
-Here products and conversions are right, and arithmetic on narrow types raises: a kernel computes in
-fp32 anyway.
+Here products and conversions are right, nothing warns, and arithmetic on narrow types raises: a
+kernel computes in fp32 anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
 DTYPES = {
     tl.float64: torch.float64,
@@ -76,6 +77,7 @@ def _refusing(operation: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)
 InterpreterBuilder.create_dot = _dot
 InterpreterBuilder.create_fp_to_fp = InterpreterBuilder.create_fp_trunc = _convert
 InterpreterBuilder.create_fp_ext = _convert

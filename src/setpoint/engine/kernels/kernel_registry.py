@@ -23,10 +23,11 @@ T = TypeVar("T")
 OPS = {
     "ref": "setpoint.engine.kernels.ref:create",
     "cpu": "setpoint.engine.kernels.cpu.ops:create",
+    "triton": "setpoint.engine.kernels.triton.ops:create",
 }
 """Name -> factory ``create(dtype) -> Ops``."""
 
-PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("ref",)}
+PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("triton", "ref")}
 """Device type -> names, best first; the last one runs everywhere."""
 
 RECORDERS = {"cpu": "setpoint.engine.kernels.cpu.capture:create"}
