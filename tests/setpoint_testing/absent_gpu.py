@@ -7,9 +7,12 @@ code. A process that interprets kernels (``interpreted_triton``) cannot use it.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,20 @@ class AbsentGpu:
 
     def map_python_to_cpp_type(self, name: str) -> str:
         return name
+
+
+def without_interpreter(module: Sequence[str], cache: Path) -> str:
+    """The output of a module of the tests, with its arguments, in a process that compiles kernels and
+    keeps them in ``cache``. A process that interprets kernels can compile none."""
+    given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", *module],
+        env=given | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 def machine_code_needs(binary: bytes) -> tuple[int, int]:

@@ -14,15 +14,18 @@ MANTISSAS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 @triton.jit
 def to_cache(x, kind: tl.constexpr, MANTISSA: tl.constexpr):
-    """x as type ``kind``, or for MANTISSA > 0 as codes of fp8 in bytes: the nearest, of two the
-    even one, and the largest for all that are larger."""
-    if MANTISSA == 0:
-        return x.to(kind)
+    """x as type ``kind``, or for MANTISSA > 0 as codes of fp8 in bytes."""
+    return _codes(x.to(tl.float32), MANTISSA) if MANTISSA else x.to(kind)
+
+
+@triton.jit
+def _codes(x, MANTISSA: tl.constexpr):
+    """The codes of the nearest values, of two the even one, and of the largest for all that are
+    larger."""
     bias: tl.constexpr = 7 if MANTISSA == 3 else 15
     largest: tl.constexpr = 448.0 if MANTISSA == 3 else 57344.0
     dropped: tl.constexpr = 23 - MANTISSA
-    signed = x.to(tl.float32)
-    size = tl.abs(signed)
+    size = tl.abs(x)
     size = tl.where(size > largest, largest, size)  # keeps NaN
     bits = size.to(tl.int32, bitcast=True)
     normal = (bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)) >> dropped
@@ -33,7 +36,7 @@ def to_cache(x, kind: tl.constexpr, MANTISSA: tl.constexpr):
     steps = (size + 2.0**exponent).to(tl.int32, bitcast=True) - ((127 + exponent) << 23)
     code = tl.where(size < 2.0 ** (1 - bias), steps, normal)
     code = tl.where(size != size, 0x7F, code)
-    return (code | ((signed.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+    return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
 
 
 def codes(cache: torch.Tensor) -> torch.Tensor:

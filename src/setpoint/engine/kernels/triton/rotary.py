@@ -186,16 +186,36 @@ def rotate_and_store_latent(
         tl.store(target, first.to(q.dtype.element_ty), mask=inside)
         tl.store(target + HALF, second.to(q.dtype.element_ty), mask=inside)
     else:
-        plain: tl.constexpr = k_rope.dtype.element_ty
-        cached: tl.constexpr = cache.dtype.element_ty
         place = cache + tl.load(kv_index + token) * size
-        kept = tl.load(latent + token * RANK + dims, mask=dims < RANK, other=0.0)
-        tl.store(place + dims, to_cache(kept, cached, MANTISSA), mask=dims < RANK)
-        at = k_rope + token * k_stride + firsts
-        first, second = _rotated(at, apart, pairs < HALF, cos, sin)
-        target = place + RANK + pairs
-        tl.store(target, to_cache(first.to(plain), cached, MANTISSA), mask=pairs < HALF)
-        tl.store(target + HALF, to_cache(second.to(plain), cached, MANTISSA), mask=pairs < HALF)
+        _store_latent(
+            latent + token * RANK, k_rope + token * k_stride + firsts, apart, place, cos, sin,
+            RANK, HALF, RANK_WIDTH, HALF_WIDTH, MANTISSA,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_latent(
+    latent,  # pointers, as are the next and ``place``
+    k_rope,
+    apart: tl.constexpr,
+    place,
+    cos,
+    sin,
+    RANK: tl.constexpr,
+    HALF: tl.constexpr,
+    RANK_WIDTH: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    MANTISSA: tl.constexpr,
+):
+    dims, pairs = tl.arange(0, RANK_WIDTH), tl.arange(0, HALF_WIDTH)[None, :]
+    plain: tl.constexpr = latent.dtype.element_ty
+    cached: tl.constexpr = place.dtype.element_ty
+    kept = tl.load(latent + dims, mask=dims < RANK, other=0.0)
+    tl.store(place + dims, to_cache(kept, cached, MANTISSA), mask=dims < RANK)
+    first, second = _rotated(k_rope, apart, pairs < HALF, cos, sin)
+    place += RANK + pairs
+    tl.store(place, to_cache(first.to(plain), cached, MANTISSA), mask=pairs < HALF)
+    tl.store(place + HALF, to_cache(second.to(plain), cached, MANTISSA), mask=pairs < HALF)
 
 
 def rope_and_store_latent(

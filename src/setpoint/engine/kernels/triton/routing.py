@@ -23,10 +23,12 @@ def _scores(logits, SCORING: tl.constexpr):
     """Numbers of SCORINGS: 0 is the softmax, 2 the sigmoid, and 1 takes the logits."""
     if SCORING == 0:
         shares = tl.exp(logits - _largest(logits))
-        return shares / tl.sum(tl.sum(shares, 1), 0)
-    if SCORING == 2:
-        return 1.0 / (1.0 + tl.exp(-logits))
-    return logits
+        scores = shares / tl.sum(tl.sum(shares, 1), 0)
+    elif SCORING == 2:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        scores = logits
+    return scores
 
 
 @triton.jit

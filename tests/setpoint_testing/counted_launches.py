@@ -1,0 +1,100 @@
+"""What a decode step of a small model launches on a GPU, in order: kernels in Triton, and operations
+of torch, of which each is at least one kernel.
+
+    PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY
+
+The step runs on meta tensors with the driver of an absent GPU. FOLDER gets the model, a golden one of
+the family. Attention is one entry, whichever backend would compute it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.attention import attention_backend as attention
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.kernels import kernel_registry as kernels
+from setpoint.engine.quant import linear_method as quant
+from setpoint_testing.absent_gpu import AbsentGpu, Launch
+from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.goldens import GOLDENS
+from setpoint_testing.plans import Driver, allocate_rows
+
+PAGE, PAGES, ROWS = 16, 4, 3
+FREE = ("empty", "detach", "lift_fresh")
+"""Operations of torch that launch nothing, besides views."""
+
+
+class TorchLaunches(TorchDispatchMode):
+    """Adds operations of torch to a list of launches."""
+
+    def __init__(self, launches: list[Launch]) -> None:
+        super().__init__()
+        self._launches = launches
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if not func.is_view and not name.startswith(FREE):
+            self._launches.append(Launch(name, (0, 0, 0)))
+        return func(*args, **(kwargs or {}))
+
+
+class CountedAttention:
+    """Implements ``AttentionBackend`` by an entry in a list."""
+
+    launches: ClassVar[list[Launch]]
+
+    def __init__(self, shape: attention.AttentionShape) -> None:
+        self._shape = shape
+
+    def prepare(self, batch: attention.AttentionBatch) -> None:
+        self.launches.append(Launch("prepare attention", (0, 0, 0)))
+
+    def forward(self, q: torch.Tensor, *_: Any) -> torch.Tensor:
+        self.launches.append(Launch("attention", (0, 0, 0)))
+        return torch.empty((*q.shape[:2], self._shape.value_dim), dtype=q.dtype, device=q.device)
+
+
+def decode_launches(folder: Path, family: str) -> tuple[list[str], int]:
+    """The launches of a decode step whose rows want their best tokens, and the number of layers."""
+    gpu = AbsentGpu(90)
+    gpu.install()
+    kernels.PREFERENCE["meta"] = ("triton",)
+    attention.PREFERENCE["meta"] = ("counted",)
+    attention.BACKENDS["counted"] = f"{__name__}:CountedAttention"
+    CountedAttention.launches = gpu.launches
+    quant.PREFERENCE["meta", "unquant"] = quant.PREFERENCE["cuda", "unquant"]
+    torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign]
+    (config, *_) = (g.config for g in GOLDENS if g.config["model_type"] == family)
+    write_tiny(folder, config)
+    runner = build_runner(
+        EngineConfig(
+            str(folder), read_spec(folder), device="meta", dtype="bfloat16", kv_dtype="bfloat16",
+            page_size=PAGE, load_format="dummy",
+        )
+    )  # fmt: skip
+    groups = allocate_rows(runner, num_rows=ROWS * PAGES, max_slots=ROWS, context_len=PAGE * PAGES)
+    driver = Driver(None, PAGE, PAGES, groups)  # type: ignore[arg-type]
+    plan = driver.plan()
+    for slot in range(ROWS):
+        driver.admit(plan, slot, [7] * 5)
+        plan.add_row(slot, slot, 0, 5, 1)
+    runner.sample(runner.forward(plan.build()), None)
+    plan = driver.plan()
+    for slot in range(ROWS):
+        plan.add_row(slot, slot, 5, 1, 1)
+    del gpu.launches[:]
+    with TorchLaunches(gpu.launches):
+        runner.forward(plan.build())
+    return [launch.kernel for launch in gpu.launches], config["num_hidden_layers"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(decode_launches(Path(sys.argv[1]), sys.argv[2])))

@@ -1,0 +1,29 @@
+"""Every variant of the kernels in Triton compiles for the GPUs that are supported, and needs what the
+checked-in table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import triton
+
+from setpoint_testing.absent_gpu import SHARED_BYTES
+from setpoint_testing.compiled_triton import CHIPS, recorded, run, variants
+
+
+@pytest.mark.parametrize(
+    ("chip", "only"),
+    [(90, "llama"), *(pytest.param(chip, "", marks=pytest.mark.full) for chip in CHIPS)],
+)
+def test_kernels_compile_and_need_what_the_table_says(chip: int, only: str, tmp_path: Path) -> None:
+    expected = recorded(chip)
+    if expected is None:
+        pytest.skip(f"no table of what kernels need was made with Triton {triton.__version__}")
+    found = run(chip, tmp_path, only)
+    assert found == {call: needs for call, needs in expected.items() if only in call}
+    decoding = {variant.name for variant in variants() if variant.decodes}
+    for call, kernels in found.items():
+        for needs in (each for variants_needs in kernels.values() for each in variants_needs):
+            assert needs.shared_bytes <= SHARED_BYTES[chip], call
+            assert needs.spilled_bytes == 0 or call not in decoding, call
