@@ -42,10 +42,10 @@ def sampling_mask(
     probs = distribution(logits, columns, peek).contiguous()
     tokens = ops.top_tokens(probs, min(MAX_SAMPLING_MASK, probs.shape[1]))
     mask = tokens.where(probs.gather(1, tokens) > 0, UNUSED)
-    greedy = to_device(columns["greedy"], logits.device)
-    mask[greedy] = UNUSED
-    mask[greedy, 0] = ids[greedy]
-    return mask.int()
+    alone = torch.full_like(mask, UNUSED)
+    alone[:, 0] = ids
+    greedy = to_device(columns["greedy"], logits.device).unsqueeze(1)
+    return torch.where(greedy, alone, mask).int()
 
 
 COMPUTE: dict[str, Callable[..., torch.Tensor]] = {SAMPLING_MASK: sampling_mask}

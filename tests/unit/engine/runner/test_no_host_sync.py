@@ -118,6 +118,8 @@ class Remote:
         with self.waits:
             forward = self.runner.forward(plan)
             self.runner.sample(forward, masks)
+        # The runner turns what sampling raises, also a read of a value, into a row's failure.
+        assert forward.failures == {}
 
 
 def remote_of(config: dict[str, Any], folder: Path, device: torch.device) -> tuple[Remote, Driver]:
