@@ -52,8 +52,15 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The host's tensor in memory from which the device copies by itself; on the CPU, the same
+    tensor."""
+    return tensor if device.type == "cpu" else tensor.pin_memory()
+
+
 class SharedTensor:
-    """A tensor that the host writes and reads in every step, without waiting for the device.
+    """A tensor that the host reads in every step without waiting for the device, and writes if it
+    is on the CPU (``runner.step_block`` writes those of other devices).
 
     On the CPU this goes through numpy, which uses the same memory. A step without any torch
     operation avoids the hundreds of cache misses of its first one, whose code the weights have
@@ -67,11 +74,8 @@ class SharedTensor:
         self._array = tensor.numpy() if tensor.device.type == "cpu" else None
 
     def fill(self, values: npt.NDArray[np.generic]) -> None:
-        """Write ``values`` to the first elements."""
-        if self._array is not None:
-            self._array[: len(values)] = values
-        else:
-            self.tensor[: len(values)] = to_device(values, self.tensor.device)
+        """Write ``values`` to the first elements. On the CPU only."""
+        self._array[: len(values)] = values
 
     def put(
         self,
@@ -79,24 +83,14 @@ class SharedTensor:
         columns: npt.NDArray[np.integer],
         values: npt.NDArray[np.integer],
     ) -> None:
-        """Write ``values[i]`` to ``[rows[i], columns[i]]``."""
-        if self._array is not None:
-            self._array[rows, columns] = values
-        else:
-            self.tensor[_on_device(self.tensor.device, rows, columns)] = to_device(
-                values, self.tensor.device
-            )
+        """Write ``values[i]`` to ``[rows[i], columns[i]]``. On the CPU only."""
+        self._array[rows, columns] = values
 
     def put_tokens(
         self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: SharedTensor
     ) -> None:
-        """Write ``tokens[i]`` to ``[rows[i], columns[i]]``, negative ones as 0."""
-        if self._array is not None:
-            assert tokens._array is not None
-            self._array[rows, columns] = np.maximum(tokens._array[: len(rows)], 0)
-        else:
-            values = tokens.tensor[: len(rows)].clamp(min=0).to(self.tensor.dtype)
-            self.tensor[_on_device(self.tensor.device, rows, columns)] = values
+        """Write ``tokens[i]`` to ``[rows[i], columns[i]]``, negative ones as 0. On the CPU only."""
+        self._array[rows, columns] = np.maximum(tokens._array[: len(rows)], 0)
 
     def fetch(self, num: int) -> npt.NDArray[np.generic]:
         """A copy of the first ``num`` elements on the host, complete once the device has reached
@@ -104,10 +98,6 @@ class SharedTensor:
         if self._array is not None:
             return self._array[:num].copy()
         return to_host(self.tensor[:num]).numpy()
-
-
-def _on_device(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.Tensor, ...]:
-    return tuple(to_device(array, device) for array in arrays)
 
 
 def accelerator_name(device: torch.device) -> str | None:

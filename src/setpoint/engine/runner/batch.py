@@ -12,7 +12,6 @@ import numpy as np
 
 from setpoint.core.plan import OWN_LENGTH, Rows
 from setpoint.core.request import Ids
-from setpoint.engine.runner.rows import SlotTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,10 +34,10 @@ class ForwardBatch:
     """[S]: index of each sampling row's last token among the T."""
 
 
-def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
-    """The input for these rows, whose lengths the table knows."""
+def build_batch(rows: Rows, lengths: Ids) -> ForwardBatch:
+    """The input for these rows. lengths: how many tokens are known of each slot."""
     slots = rows.slots
-    lengths = table.columns["length"][slots]
+    lengths = lengths[slots]
     starts = np.where(rows.starts == OWN_LENGTH, lengths - rows.counts, rows.starts).astype(
         np.int32
     )

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.kernels.device import to_device
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.experts import Grouped
 from setpoint.engine.layers.opaque import (
@@ -93,7 +92,7 @@ class CompiledWay:
                 error,
             )
             return self._otherwise.run(batch, with_logits=with_logits)
-        index = to_device(batch.sample_index, self._pass.device) if with_logits else None
+        index = self._pass.sample_index(batch) if with_logits else None
         answer = None if index is None else self._pass.answer(hidden, index, self._backends)
         return Ran(self, hidden, answer)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from setpoint.core.result import EAGER
-from setpoint.engine.kernels.device import to_device
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass
@@ -34,7 +33,7 @@ class EagerWay:
         if not batch.num_tokens:
             return Ran(self, self._pass.accompany(inputs, self._backends), None)
         hidden = self._pass.hidden(inputs, self._backends)
-        index = to_device(batch.sample_index, self._pass.device) if with_logits else None
+        index = self._pass.sample_index(batch) if with_logits else None
         answer = None if index is None else self._pass.answer(hidden, index, self._head)
         return Ran(self, hidden, answer)
 

@@ -13,11 +13,12 @@ import torch
 
 from setpoint.core.request import Ids
 from setpoint.engine.attention.attention_backend import AttentionBatch
-from setpoint.engine.kernels.device import SharedTensor, to_device
+from setpoint.engine.kernels.device import SharedTensor
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.runner.step_block import StepBlock
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,12 +59,34 @@ class ForwardPass:
     no_tokens: torch.Tensor
     """[0, H]: hidden states of a step without tokens."""
     device: torch.device
+    block: StepBlock | None = None
+    """Sends steps to the device; None on the CPU."""
 
     def inputs(self, batch: ForwardBatch) -> Inputs:
-        tensors = (
-            to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens)
-        )
+        """The batch's rows on the device; what else the step needs is sent there too."""
+        arrays = (batch.slots, batch.cu_q, batch.kv_lens)
+        if self.block is None:
+            tensors = [torch.from_numpy(array) for array in arrays]
+        else:
+            self.send(batch, len(batch.slots))
+            rows = self.block.rows
+            tensors = [
+                tensor[: len(array)]
+                for tensor, array in zip((rows.slots, rows.cu_q, rows.kv_lens), arrays, strict=True)
+            ]
         return Inputs(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens)
+
+    def send(self, batch: ForwardBatch, num_rows: int) -> None:
+        """Send the batch, as a step of ``num_rows`` rows, to a device that is not the CPU."""
+        self.block.send(
+            batch, self.slots.ids.tensor, num_rows=num_rows, padding_slot=self.slots.padding_slot
+        )
+
+    def sample_index(self, batch: ForwardBatch) -> torch.Tensor:
+        """``ForwardBatch.sample_index`` [S] of the batch that was sent last, on the device."""
+        if self.block is None:
+            return torch.from_numpy(batch.sample_index)
+        return self.block.rows.sample_index[: len(batch.sample_index)]
 
     @torch.inference_mode()
     def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:

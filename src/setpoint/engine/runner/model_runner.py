@@ -25,7 +25,7 @@ from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.records import Fallback
 from setpoint.core.request import Ids
 from setpoint.core.result import one_each
-from setpoint.engine.kernels.device import give_back, reading_is_free, to_device
+from setpoint.engine.kernels.device import give_back, reading_is_free
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.kernels.weight_file import WeightFile
@@ -38,6 +38,7 @@ from setpoint.engine.runner.hidden_state_rows import HiddenStateCollector
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooled_rows import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.runner.step_block import StepBlock
 from setpoint.engine.runner.step_footprint import activation_bytes
 from setpoint.engine.runner.way import Ran, Way, captured_way
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
@@ -149,12 +150,15 @@ class ModelRunner:
             device=self.device,
         )
         self.claim_ahead = ClaimAhead(self.pool)
+        on_host = reading_is_free(self.device)
+        self.step_block = None if on_host else StepBlock(self.device, max_slots)
         self.slots = SlotTable(
             context_len=context_len,
             page_size=self.page_size,
             max_slots=max_slots,
             device=self.device,
             num_groups=len(layout.groups),
+            block=self.step_block,
         )
         self.pooler = Pooler()
         self.hidden_states = HiddenStateCollector()
@@ -177,6 +181,7 @@ class ModelRunner:
             self.page_size,
             torch.empty((0, self.spec.hidden_size), dtype=self.dtype, device=self.device),
             self.device,
+            self.step_block,
         )
         self._make_ways()
 
@@ -299,7 +304,7 @@ class ModelRunner:
             else {}
         )
         sampling = (
-            hidden[to_device(batch.sample_index, self.device)]
+            hidden[self.forward_pass.sample_index(batch)]
             if num_sampling and answer is None
             else None
         )
@@ -337,7 +342,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan, ways: Sequence[Way]) -> tuple[ForwardBatch, Ran]:
         if len(plan.forced_ids):
             self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
-        batch = build_batch(plan.rows, self.slots)
+        batch = build_batch(plan.rows, self.slots.columns["length"])
         with_logits = 0 < len(batch.sample_slots) <= LOGITS_ROWS
         return batch, self._run(batch, ways, with_logits=with_logits)
 

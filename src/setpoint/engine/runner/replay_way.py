@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS
-from setpoint.engine.kernels.device import SharedTensor, to_device
+from setpoint.engine.kernels.device import SharedTensor
 from setpoint.engine.kernels.kernel_registry import make_recorder
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
@@ -63,7 +63,7 @@ class ReplayWay:
             gathered=self._backends.data.num_gathered(batch.num_tokens),
         )
         if with_logits and answer is None:
-            index = to_device(batch.sample_index, self._pass.device)
+            index = self._pass.sample_index(batch)
             answer = self._pass.answer(self._hidden, index, self._backends)
         return Ran(self, self._hidden, answer)
 

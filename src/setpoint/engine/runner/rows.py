@@ -1,9 +1,10 @@
 """The permanent row of each slot: token ids and page table on the device, everything else on the
 host.
 
-Works on admissions, page deltas and appended tokens; knows nothing of models or batches. The tables
-start small and double when a higher slot is used, so that a limit of thousands of slots costs
-nothing until that many are in use.
+Works on admissions, page deltas and appended tokens; knows nothing of models or batches. On the CPU
+the tables start small and double when a higher slot is used, so that a limit of thousands of slots
+costs nothing until that many are in use. On other devices they have all slots from the start,
+because captured graphs hold their addresses, and are written by a ``runner.step_block``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from setpoint.core.failures import log_failure
@@ -18,6 +20,7 @@ from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.kernels.device import SharedTensor
+from setpoint.engine.runner.step_block import StepBlock
 from setpoint.engine.sampling.columns import (
     SLOT_DTYPE,
     SamplingRows,
@@ -40,12 +43,15 @@ class SlotTable:
         max_slots: int,
         device: torch.device,
         num_groups: int = 1,
+        block: StepBlock | None = None,
     ) -> None:
-        """``num_groups``: number of the model's cache groups, each of which has a page table."""
+        """num_groups: number of the model's cache groups, each of which has a page table. block:
+        writes the tables; None on the CPU."""
         self._num_groups = num_groups
         self.max_slots = max_slots
         self.context_len = context_len
-        size = min(FIRST_SLOTS, max_slots)
+        self._block = block
+        size = max_slots if block else min(FIRST_SLOTS, max_slots)
         self.ids = SharedTensor(
             torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device)
         )
@@ -102,7 +108,7 @@ class SlotTable:
         slots = np.repeat([admit.slot for admit in admits], counts)
         indices = np.concatenate([np.arange(count) for count in counts])
         ids = np.concatenate([admit.ids for admit in admits])
-        self.ids.put(slots, indices, ids)
+        self._put(self.ids, slots, indices, ids)
         return failures
 
     def reset_sampling(self, slot: int) -> None:
@@ -132,10 +138,11 @@ class SlotTable:
         if not len(deltas.slots):
             return
         if self._num_groups == 1:
-            self.pages.put(deltas.slots, deltas.indices, deltas.pages[:, 0])
+            self._put(self.pages, deltas.slots, deltas.indices, deltas.pages[:, 0])
             return
         tables = np.arange(self._num_groups, dtype=np.int32) * (len(self.columns) + 1)
-        self.pages.put(
+        self._put(
+            self.pages,
             (deltas.slots[:, None] + tables).ravel(),
             np.repeat(deltas.indices, self._num_groups),
             deltas.pages.ravel(),
@@ -158,12 +165,14 @@ class SlotTable:
         """Append the next ``counts[i]`` of these tokens to each of ``slots``."""
         lengths = self.columns["length"]
         begins = lengths[slots] - np.cumsum(counts) + counts
-        self.ids.put(np.repeat(slots, counts), np.arange(len(ids)) + np.repeat(begins, counts), ids)
+        positions = np.arange(len(ids)) + np.repeat(begins, counts)
+        self._put(self.ids, np.repeat(slots, counts), positions, ids)
         lengths[slots] += counts
 
     def append(self, slots: Ids, ids: SharedTensor, offsets: Ids) -> None:
         """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
-        ``ids`` [>= offsets[S]] stays on the device.
+        ``ids`` [>= offsets[S]] stays on the device, which may be the CPU; on others, ``slots`` are
+        the sampling rows of the batch that was sent last, with one token each.
 
         A failed row's id (-1) is stored as token 0: the sequence will be aborted, but steps with it
         may already be planned.
@@ -171,9 +180,25 @@ class SlotTable:
         lengths = self.columns["length"]
         counts = np.diff(offsets)
         known = lengths[slots]
-        positions = np.arange(offsets[-1]) + np.repeat(known - offsets[:-1], counts)
-        self.ids.put_tokens(np.repeat(slots, counts), positions, ids)
+        if self._block is not None:
+            assert (counts == 1).all(), "several tokens of a row"
+            self._block.append(self.ids.tensor, ids.tensor[: len(slots)])
+        else:
+            positions = np.arange(offsets[-1]) + np.repeat(known - offsets[:-1], counts)
+            self.ids.put_tokens(np.repeat(slots, counts), positions, ids)
         lengths[slots] = known + counts
+
+    def _put(
+        self,
+        table: SharedTensor,
+        rows: npt.NDArray[np.integer],
+        columns: npt.NDArray[np.integer],
+        values: Ids,
+    ) -> None:
+        if self._block is not None:
+            self._block.put(table.tensor, rows, columns, values)
+        else:
+            table.put(rows, columns, values)
 
     def _grow(self, num_slots: int) -> None:
         size = len(self.columns)

@@ -1,0 +1,160 @@
+"""What the host knows of a step, packed into one block and copied to the device at once.
+
+A device that is not the host gets a step's rows, the entries of the slot table that the step
+changes, and the places of the tokens that it will sample in one copy from pinned memory. The host
+writes into a ring of such blocks, so that it can pack the next step while the device still copies
+this one. The rows are at fixed addresses, so that a captured graph reads those of every step.
+
+On the CPU there is nothing to copy, and no block: the slot table is written where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from setpoint.core.request import Ids
+from setpoint.engine.kernels.device import Mark, marker, pinned, wait
+from setpoint.engine.runner.batch import ForwardBatch
+
+RING = 2
+"""Blocks of the host: one that the device may still copy, and one that is being written."""
+
+MAX_ENTRIES = 1 << 16
+"""Entries of tables that fit into a block. A step that changes more, because a longer prompt is
+admitted, takes another copy for each so many."""
+
+
+@dataclass(slots=True, frozen=True)
+class Entries:
+    """Values for some entries of a table."""
+
+    table: torch.Tensor
+    """[rows, columns] int32, contiguous."""
+    places: npt.NDArray[np.int64]
+    """[E]: row · columns + column of each, all different."""
+    values: Ids
+    """[E]."""
+
+
+class StepRows:
+    """The rows of a step, each array at a fixed place of a block."""
+
+    def __init__(self, block: torch.Tensor, num_rows: int) -> None:
+        self.slots, self.cu_q, self.kv_lens, self.sample_index, self.next_place = block[
+            : _size(num_rows)
+        ].split([num_rows, num_rows + 1, num_rows, num_rows, num_rows])
+        """As in ``ForwardBatch``; next_place [S]: where in the flat table of ids the token of each
+        sampling row will be."""
+
+
+class StepBlock:
+    """Contract: for each step, ``put`` what changes in the tables, then ``send``."""
+
+    def __init__(self, device: torch.device, num_rows: int, max_entries: int = MAX_ENTRIES) -> None:
+        """num_rows: most rows of a step. max_entries: see MAX_ENTRIES."""
+        self._num_rows = num_rows
+        self._max_entries = max_entries
+        self._first = _size(num_rows) + _size(num_rows) % 2  # entries begin with 8-byte numbers
+        size = self._first + 3 * max_entries
+        self._hosts = [pinned(torch.zeros(size, dtype=torch.int32), device) for _ in range(RING)]
+        self._copied: list[Mark | None] = [None] * RING
+        """When the device has copied each of the host's blocks."""
+        self._turn = 0
+        self._mark = marker(device)
+        self._block = torch.zeros(size, dtype=torch.int32, device=device)
+        self.rows = StepRows(self._block, num_rows)
+        """The rows of the step that was sent last, on the device."""
+        self._puts: list[Entries] = []
+
+    def put(
+        self,
+        table: torch.Tensor,
+        rows: npt.NDArray[np.integer],
+        columns: npt.NDArray[np.integer],
+        values: npt.NDArray[np.integer],
+    ) -> None:
+        """Let ``table[rows[i], columns[i]]`` be ``values[i]`` from the next step on. An entry is
+        put at most once for each step."""
+        places = np.asarray(rows, np.int64) * table.shape[1] + columns
+        self._puts.append(Entries(table, places, np.asarray(values, np.int32)))
+
+    def send(
+        self, batch: ForwardBatch, ids: torch.Tensor, *, num_rows: int, padding_slot: int
+    ) -> None:
+        """Copy the batch, and what was put, to the device. ids: the slot table's. num_rows: how
+        many rows the step will have; those after the batch's have ``padding_slot`` and length 0,
+        and their sample is that of the first token."""
+        for group in self._groups():
+            host, turn = self._next_host(), self._turn
+            _write_rows(StepRows(host, self._num_rows), batch, ids.shape[1], num_rows, padding_slot)
+            end, written = self._first, []
+            for part in group:
+                count = len(part.places)
+                middle, begin, end = end + 2 * count, end, end + 3 * count + count % 2
+                host[begin:middle].view(torch.int64).numpy()[:] = part.places
+                host[middle : middle + count].numpy()[:] = part.values
+                written.append((part.table, begin, middle, middle + count))
+            self._block[:end].copy_(host[:end], non_blocking=True)
+            self._copied[turn] = self._mark()
+            for table, begin, middle, last in written:
+                places = self._block[begin:middle].view(torch.int64)
+                table.view(-1).index_put_((places,), self._block[middle:last])
+
+    def append(self, ids: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write the sampled ``tokens`` [S], negative ones as 0, to the places in the table ``ids``
+        that follow the known tokens of the sampling rows sent last."""
+        places = self.rows.next_place[: len(tokens)].long()
+        ids.view(-1).index_put_((places,), tokens.clamp(min=0).to(ids.dtype))
+
+    def _groups(self) -> Iterator[list[Entries]]:
+        """What was put, in groups that each fit into a block; one empty group for nothing."""
+        puts, self._puts = self._puts, []
+        group: list[Entries] = []
+        free = self._max_entries - len(puts)  # each may take one number more, to end at 8 bytes
+        left = free
+        for put in puts:
+            places, values = put.places, put.values
+            while len(places):
+                if not left:
+                    yield group
+                    group, left = [], free
+                now = min(left, len(places))
+                group.append(Entries(put.table, places[:now], values[:now]))
+                places, values, left = places[now:], values[now:], left - now
+        yield group
+
+    def _next_host(self) -> torch.Tensor:
+        self._turn = (self._turn + 1) % RING
+        copied = self._copied[self._turn]
+        if copied is not None:
+            wait(copied)
+        return self._hosts[self._turn]
+
+
+def _size(num_rows: int) -> int:
+    """Numbers of ``StepRows``."""
+    return 5 * num_rows + 1
+
+
+def _write_rows(
+    rows: StepRows, batch: ForwardBatch, width: int, num_rows: int, padding_slot: int
+) -> None:
+    """width: columns of the table of ids."""
+    n, samples = len(batch.slots), len(batch.sample_slots)
+    for array, values, rest in (
+        (rows.slots, batch.slots, padding_slot),
+        (rows.cu_q, batch.cu_q, batch.num_tokens),
+        (rows.kv_lens, batch.kv_lens, 0),
+        (rows.sample_index, batch.sample_index, 0),
+    ):
+        numbers = array.numpy()
+        numbers[: len(values)] = values
+        numbers[len(values) : num_rows + 1] = rest
+    ends = batch.kv_lens[np.searchsorted(batch.cu_q[1:], batch.sample_index, side="right")]
+    rows.next_place.numpy()[:samples] = batch.sample_slots * width + ends
+    assert n <= num_rows <= len(rows.slots)
