@@ -105,6 +105,11 @@ class AttentionBackend(Protocol):
     """Contract: in each step, ``prepare`` is called once with the batch of every cache group, then
     ``forward`` with these batches."""
 
+    is_capturable: bool
+    """Whether both read tensors only, so that a graph of them serves steps of other lengths. Then a
+    batch may have rows of length 0 at its end, and tokens after the last row's, whose results are
+    finite."""
+
     def prepare(self, batch: AttentionBatch) -> None:
         """Plan the step's attention for the rows of this group. The plan holds until the next call
         for the group."""

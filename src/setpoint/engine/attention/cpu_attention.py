@@ -65,6 +65,8 @@ class Plan:
 class CpuAttention:
     """Implements ``attention.attention_backend.AttentionBackend``."""
 
+    is_capturable = False
+
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._shape = shape
         self._kernels = kernels

@@ -34,6 +34,8 @@ class Rows:
 class TorchRefAttention:
     """Implements ``attention.attention_backend.AttentionBackend``."""
 
+    is_capturable = False
+
     def __init__(self, shape: AttentionShape) -> None:
         self.wide = torch.promote_types(shape.dtype, torch.float32)
         self._page_size = shape.page_size

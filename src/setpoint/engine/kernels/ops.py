@@ -83,7 +83,8 @@ class Ops(Protocol):
         slots, kv_lens [n] and cu_q [n + 1], int32, are those of ``AttentionBatch``: row i owns the
         tokens [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known
         [num_slots, context] and page_table [num_slots, W], int32, hold the ids and pages of each
-        slot.
+        slot. In a captured graph there may be tokens from cu_q[n] on, which are no row's: their
+        ids, positions and indices are 0 (the dummy page).
         """
         ...
 

@@ -29,11 +29,14 @@ class RefOps:
         page_size: int,
         num_tokens: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        row = torch.repeat_interleave(cu_q.diff(), output_size=num_tokens)
+        token = torch.arange(num_tokens, device=slots.device)
+        row = torch.searchsorted(cu_q[1:].contiguous(), token, right=True).clamp(max=len(slots) - 1)
         slot, shift = slots[row], (kv_lens - cu_q[1:])[row]
-        positions = torch.arange(num_tokens, device=slots.device) + shift
+        is_placed = token < cu_q[-1]
+        positions = torch.where(is_placed, token + shift, 0)
         page = page_table[slot, positions // page_size].long()
-        return known[slot, positions], positions, page * page_size + positions % page_size
+        index = torch.where(is_placed, page * page_size + positions % page_size, 0)
+        return torch.where(is_placed, known[slot, positions], 0), positions, index
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         # The maximum is NaN, inf or -inf exactly when no token can be chosen, so the check needs no

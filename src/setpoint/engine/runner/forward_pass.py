@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.request import Ids
 from setpoint.engine.attention.attention_backend import AttentionBatch
 from setpoint.engine.kernels.device import SharedTensor
@@ -61,6 +62,8 @@ class ForwardPass:
     device: torch.device
     block: StepBlock | None = None
     """Sends steps to the device; None on the CPU."""
+    graph_sizes: GraphSizes = NO_GRAPHS
+    """The sizes of the graphs that may be captured, on a device that has graphs."""
 
     def inputs(self, batch: ForwardBatch) -> Inputs:
         """The batch's rows on the device; what else the step needs is sent there too."""

@@ -18,6 +18,7 @@ from torch import nn
 from setpoint.core.cachegroups import cache_layout
 from setpoint.core.failures import log_failure
 from setpoint.core.footprint import Footprint
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
 from setpoint.core.operations import MemoryPart
@@ -117,9 +118,11 @@ class ModelRunner:
         report: LoadReport,
         capture: bool = True,
         weight_file: WeightFile | None = None,
+        graph_sizes: GraphSizes = NO_GRAPHS,
     ) -> None:
         """weight_file: keeps the model's weights; None: they are in memory of their own, and are
-        loaded again after they have been released."""
+        loaded again after they have been released. graph_sizes: those of the steps that are
+        captured on a device with graphs."""
         self.model = model
         self.spec = spec
         self.backends = backends
@@ -129,6 +132,7 @@ class ModelRunner:
         self.device = device
         self.report = report
         self.capture = capture
+        self.graph_sizes = graph_sizes
         self.weight_file = weight_file
         self.why_eager = "" if capture else "it is switched off"
         """Why steps, or only their logits, are not replayed; empty if both are replayed. Written
@@ -182,6 +186,7 @@ class ModelRunner:
             torch.empty((0, self.spec.hidden_size), dtype=self.dtype, device=self.device),
             self.device,
             self.step_block,
+            self.graph_sizes,
         )
         self._make_ways()
 

@@ -16,7 +16,10 @@ from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass, StepLogits
 
-CAPTURED = {"cpu": "setpoint.engine.runner.replay_way:ReplayWay"}
+CAPTURED = {
+    "cpu": "setpoint.engine.runner.replay_way:ReplayWay",
+    "cuda": "setpoint.engine.runner.graph_way:GraphWay",
+}
 """Device type -> factory ``create(forward_pass, backends, *, with_head) -> CapturedWay``, for the
 devices that capture steps. It raises NotCapturable with the reason if this model's cannot be, and
 KernelsUnavailable if what captures cannot run here."""

@@ -1,0 +1,74 @@
+"""Graphs of a device: what a function launches is captured once, and replayed with one call.
+
+Works on functions that launch work and allocate tensors; knows nothing of steps or models. Unlike
+``kernels.program``, which records calls of our own C++ kernels for every size up to that of the
+recording, a graph repeats exactly what was launched, on the same addresses.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+T = TypeVar("T")
+
+
+class Graphs(Protocol):
+    """The graphs of one model, which share their memory: they run one at a time, so the tensors of
+    one may lie where another's are."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that the graphs keep."""
+        ...
+
+    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Capture what ``launch`` does. Returns (replay, result): ``replay()`` does it again, and
+        writes the tensors of the result again. Nothing in ``launch`` may wait for the device or
+        read a value from it. Its first run is not captured, because it may compile kernels."""
+        ...
+
+
+class CudaGraphs:
+    """Implements ``Graphs`` with the graphs of CUDA, through torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self.num_bytes = 0
+
+    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            launch()
+        torch.cuda.synchronize(self._device)
+        before, _ = torch.cuda.mem_get_info(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # A collection could free tensors of another stream while this one is captured. Other
+        # threads (transfers of pages) go on with their own streams.
+        gc.disable()
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                result = launch()
+        finally:
+            gc.enable()
+        after, _ = torch.cuda.mem_get_info(self._device)
+        self.num_bytes += max(before - after, 0)
+        self._graphs.append(graph)
+        return graph.replay, result
+
+
+def make_graphs(device: torch.device) -> Graphs:
+    """Graphs on this device. Raises KernelsUnavailable with the reason if it has none."""
+    if device.type != "cuda":
+        raise KernelsUnavailable(f"{device.type} has no graphs")
+    return CudaGraphs(device)
