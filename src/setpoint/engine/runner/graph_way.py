@@ -34,7 +34,7 @@ class Captured:
     hidden: torch.Tensor
     """[T, H]."""
     logits: StepLogits | None
-    """Of every row; None in graphs of tokens, few of which sample."""
+    """Those of every row; None in graphs of tokens, few of which sample."""
 
 
 class GraphWay:

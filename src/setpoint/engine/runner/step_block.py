@@ -48,8 +48,8 @@ class StepRows:
         self.slots, self.cu_q, self.kv_lens, self.sample_index, self.next_place = block[
             : _size(num_rows)
         ].split([num_rows, num_rows + 1, num_rows, num_rows, num_rows])
-        """As in ``ForwardBatch``; next_place [S]: where in the flat table of ids the token of each
-        sampling row will be."""
+        """The arrays of ``ForwardBatch``; next_place [S]: where in the flat table of ids the token
+        of each sampling row will be."""
 
 
 class StepBlock:
