@@ -84,7 +84,7 @@ class Ops(Protocol):
         tokens [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known
         [num_slots, context] and page_table [num_slots, W], int32, hold the ids and pages of each
         slot. In a captured graph there may be tokens from cu_q[n] on, which are no row's: their
-        ids, positions and indices are 0 (the dummy page).
+        ids are 0, their positions -1, and their indices 0 (the dummy page).
         """
         ...
 
@@ -203,8 +203,8 @@ class Ops(Protocol):
         """ids [T, k] int32 -> the slots that hold these experts, [T, k] int32, and one is added to
         load [slots] int64 for each. Row e of places [E, W] int32 has the number n of the slots of
         expert e and then these slots, of which a token at the position p (positions [T] int64)
-        takes the one at p mod n. Without places, the slot of an expert has its number, and the
-        result is ids."""
+        takes the one at p mod n. Tokens at position -1 are not counted. Without places, the slot of
+        an expert has its number, and the result is ids."""
         ...
 
     def combine(

@@ -36,7 +36,8 @@ class RefOps:
         positions = torch.where(is_placed, token + shift, 0)
         page = page_table[slot, positions // page_size].long()
         index = torch.where(is_placed, page * page_size + positions % page_size, 0)
-        return torch.where(is_placed, known[slot, positions], 0), positions, index
+        ids = torch.where(is_placed, known[slot, positions], 0)
+        return ids, torch.where(is_placed, positions, -1), index
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         # The maximum is NaN, inf or -inf exactly when no token can be chosen, so the check needs no
@@ -158,7 +159,8 @@ class RefOps:
             index = 1 + positions[:, None] % rows[..., 0]
             slots = rows.gather(2, index[..., None])[..., 0]
         pairs = slots.flatten().long()
-        load.index_add_(0, pairs, torch.ones_like(pairs))
+        counted = (positions >= 0).repeat_interleave(ids.shape[1])
+        load.index_add_(0, pairs, counted.to(load.dtype))
         return slots
 
     def combine(

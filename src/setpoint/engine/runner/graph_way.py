@@ -34,7 +34,7 @@ class Captured:
     hidden: torch.Tensor
     """[T, H]."""
     logits: StepLogits | None
-    """Those of every row; None in graphs of tokens, few of which sample."""
+    """None in graphs of tokens, few of which sample: then each step computes its own."""
 
 
 class GraphWay:
