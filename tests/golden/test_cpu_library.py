@@ -288,7 +288,7 @@ def test_a_compiler_that_fails_leaves_nothing_open(tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text(
         "#!/bin/sh\n"
-        'case "$*" in *attention.cpp*) sleep 1; exit 1;; *rows.cpp*) exit 0;; esac\n'
+        'case "$*" in --version) exit;; *attention.cpp*) sleep 1; exit 1;; *rows.cpp*) exit 0;; esac\n'
         "exec sleep 600\n"
     )
     compiler.chmod(0o755)

@@ -179,6 +179,7 @@ class _Serving:
         async with self._session() as session:
             services = self._services = await session.services_unless(stopped)
             if not services:
+                logger.info("Shutting down before the model was loaded.")
                 return 0
             options = self._engine.served.config.options
             log_level = options.logs.log_level_http or options.logs.log_level

@@ -1,9 +1,17 @@
-"""The progress of compiling counts the files that are done, in the order in which they end."""
+"""The progress of compiling counts the files that are done, in the order in which they end. A build
+that was killed leaves its finished files to the next one."""
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
+
+import pytest
 
 from setpoint.core.progress import reported_to
 from setpoint.engine.kernels.cpu import build
@@ -44,3 +52,50 @@ def test_a_file_that_takes_long_holds_up_no_count(tmp_path: Path) -> None:
         build.compile_library(str(compiler), "scalar", tmp_path / "made" / "x.so")
     assert counts == list(range(len(files) + 1))
     assert (tmp_path / "made" / "x.so").exists()
+
+
+HANGS = """#!/bin/bash
+# The first two files are compiled, or all of them if the file "quick" is there. Each call is noted.
+case "$*" in
+    --version) echo 1; exit ;;
+    -shared*) touch "$3"; exit ;;
+esac
+while [ "$1" != -o ]; do shift; done
+echo "$2" >>{calls}
+case "$2" in
+    */{one}.o|*/{two}.o) ;;
+    *) [ -e {quick} ] || exec sleep 600 ;;
+esac
+touch "$2"
+"""
+
+
+def test_a_build_that_was_killed_leaves_its_files_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: the next build began at 0 of 18, and the folder of the first one stayed."""
+    one, two, *rest = (each.stem for each in sorted(build.SOURCE_DIR.rglob("*.cpp")))
+    calls, quick, compiler = tmp_path / "calls", tmp_path / "quick", tmp_path / "compiler"
+    script = HANGS
+    for name, value in {"calls": calls, "quick": quick, "one": one, "two": two}.items():
+        script = script.replace(f"{{{name}}}", str(value))
+    compiler.write_text(script)
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    for name, value in {"XDG_CACHE_HOME": tmp_path, "CXX": compiler}.items():
+        monkeypatch.setenv(name, str(value))
+    code = "from setpoint.engine.kernels.cpu import build; build.ensure_built('scalar')"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    until = time.monotonic() + 120
+    while len(list(build.cache_dir().glob("objects-*/*.o"))) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert len(list(build.cache_dir().glob("build-*"))) == 1
+    quick.touch()
+    calls.write_text("")
+    counts: list[str] = []
+    with reported_to(counts.append):
+        library = build.ensure_built("scalar")
+    assert "2 of" in counts[0]
+    assert {Path(call).stem for call in calls.read_text().split()} == set(rest)
+    assert list(build.cache_dir().iterdir()) == [library]

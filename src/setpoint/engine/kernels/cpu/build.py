@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 UNUSED_S = 30 * 86400
 """Seconds after which a library that no process has loaded is removed."""
 ABANDONED_S = 86400
-"""Age in seconds from which a build cannot still be running."""
+"""Age in seconds from which objects of a build that was interrupted are not waited for."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
@@ -222,17 +223,19 @@ def library_path(compiler: str, level: str, *, more: bool = True) -> Path:
 
 def compile_library(compiler: str, level: str, target: Path, *, more: bool = True) -> None:
     """Compile and link to ``target``, which appears complete or not at all; concurrent builds
-    replace each other's files, which are equal. Raises CompileError.
+    replace each other's files, which are equal. Objects that an interrupted build has finished are
+    used. Raises CompileError.
 
     It is linked without an OpenMP runtime: the process already has torch's, and a second one would
     keep a second pool of threads spinning on the same cores (``library`` binds torch's).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        objects = {
-            source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.rglob("*.cpp"))
-        }
-        running = [
+    finished = target.parent / f"objects-{library_path(compiler, level, more=more).stem}"
+    finished.mkdir(exist_ok=True)
+    with _scratch(target.parent) as scratch:
+        objects = {source: f"{scratch}/{source.stem}.o" for source in _sources()}
+        missing = {source: built for source, built in objects.items() if not _take(finished, built)}
+        running = {
             subprocess.Popen(
                 [
                     *(compiler, *FLAGS, *_flags(level, more=more)),
@@ -241,24 +244,90 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-            )
-            for source, built in objects.items()
-        ]
-        with ThreadPoolExecutor(len(running), thread_name_prefix="compiled") as threads:
+            ): built
+            for source, built in missing.items()
+        }
+        with ThreadPoolExecutor(len(objects), thread_name_prefix="compiled") as threads:
             try:
-                _report_compiled(level, 0, len(running))
-                ends = [threads.submit(_output_of, process) for process in running]
-                for number, end in enumerate(as_completed(ends), 1):
+                before = len(objects) - len(missing)
+                _report_compiled(level, before, len(objects))
+                ends = {threads.submit(_output_of, each): built for each, built in running.items()}
+                for number, end in enumerate(as_completed(ends), before + 1):
                     code, output = end.result()
                     if code:
                         raise CompileError(f"{compiler} failed: {_first_error(output)}")
-                    _report_compiled(level, number, len(running))
+                    _keep(finished, ends[end])
+                    _report_compiled(level, number, len(objects))
             finally:
                 for process in running:
                     process.kill()  # nothing happens to one that has ended
         library = f"{scratch}/library.so"
         _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
+    shutil.rmtree(finished, ignore_errors=True)  # a concurrent build has links of its own
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCE_DIR.rglob("*.cpp"))
+
+
+def _take(finished: Path, built: str) -> bool:
+    """Link an object that an interrupted build has finished to its place; whether there is one."""
+    try:
+        os.link(finished / Path(built).name, built)
+    except OSError:
+        return False
+    return True
+
+
+def _keep(finished: Path, built: str) -> None:
+    """Link a complete object to where the next build finds it if this one is interrupted."""
+    with contextlib.suppress(OSError):  # it is there, or the file system has no links
+        os.link(built, finished / Path(built).name)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[str]:
+    """A folder that is locked for as long as this process lives, so that a later build can tell
+    whether its process was killed."""
+    with _locked(folder):
+        scratch = tempfile.TemporaryDirectory(dir=folder, prefix="build-")
+        lock = os.open(scratch.name, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with scratch:
+            yield scratch.name
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other builds from taking a folder that is not locked yet for an abandoned one."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_abandoned() -> None:
+    """Remove what builds left whose process was killed."""
+    folder = cache_dir()
+    with _locked(folder):
+        for scratch in folder.glob("build-*"):
+            with contextlib.suppress(OSError):  # locked, already gone, or another user's
+                lock = os.open(scratch, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(scratch)
+                finally:
+                    os.close(lock)
+    for objects in folder.glob("objects-*"):
+        with contextlib.suppress(OSError):
+            if objects.stat().st_mtime < time.time() - ABANDONED_S:
+                shutil.rmtree(objects)
 
 
 def _output_of(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -311,6 +380,7 @@ def _ensure_built(compiler: str, level: str, *, more: bool) -> Path:
     if not target.exists():
         compile_library(compiler, level, target, more=more)
         _remove_unused(level)
+        _remove_abandoned()
     return target
 
 
@@ -324,10 +394,6 @@ def _remove_unused(level: str) -> None:
                 for measured in cache_dir().glob(f"{library.stem}-*.json"):
                     measured.unlink()
                 library.unlink()
-    for scratch in cache_dir().glob("build-*"):  # left by a process that was killed
-        with contextlib.suppress(OSError):
-            if scratch.stat().st_mtime < time.time() - ABANDONED_S:
-                shutil.rmtree(scratch)
 
 
 def _cpu_flags() -> set[str]:
