@@ -2,7 +2,7 @@
 #
 #   make serve    install what is needed and serve the default model on 127.0.0.1:30000
 #                 (PORT=8000, ARGS="--model-path … --mem-fraction-static 0.5")
-#   make test     the test suite: CPU only, minutes
+#   make test     the test suite: CPU only, about ten minutes on two cores
 #   make full     the long tests too, half an hour on two cores, and real clients, each in an environment of its own (.venv-clients,
 #                 6 GB of downloads the first time); then the goldens with the newest transformers (.venv-newest), unless
 #                 there is no network; then the quick ones on every other Python from 3.11 to 3.13 that is

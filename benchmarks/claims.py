@@ -103,9 +103,8 @@ def section(result: dict[str, Any], *, changed: bool) -> str:
         f" {machine['cpus']} virtual cores ({machine['cpu']}; commit {result['commit']},"
         f' {result["date"]}). "64 × (128 in, 128 out)" means 64 requests at once, each with a'
         " prompt of 128 tokens and an answer of 128 tokens. Less is better in columns with ↓,"
-        " more in those with ↑. Setpoint in bf16 ran again before each of the others,"
-        f" {turns['setpoint']} times in all, and its figures are medians of these runs; each of the"
-        f" others ran {often}."
+        f" more in those with ↑. Setpoint (bf16) ran {turns['setpoint']} times, once before each"
+        f" other engine, and the table has the medians. Every other engine ran {often}."
         " [benchmarks/README.md](benchmarks/README.md) has the commands, the versions and the"
         " conditions of the comparison; the [result](benchmarks/results/"
         f"{newest_result().name}) has every sample."

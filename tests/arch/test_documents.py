@@ -1,5 +1,5 @@
-"""The tables of packages in the documents say what the rules say: every package stands in README and in
-docs/architecture.md, where the last column is what the package may import.
+"""The table of packages in docs/architecture.md says what the rules say: every package stands in it, and
+the last column is what the package may import.
 
 After a change of the rules: ``python tests/arch/test_documents.py`` writes that column anew.
 """
@@ -14,7 +14,7 @@ from import_rules import ALLOWED
 import setpoint
 
 REPOSITORY = Path(setpoint.__file__).parents[2]
-README, PAGE = REPOSITORY / "README.md", REPOSITORY / "docs" / "architecture.md"
+PAGE = REPOSITORY / "docs" / "architecture.md"
 ROW = re.compile(r"^\| `([\w.]+?)/?` \| (.*) \| ([^|]*) \|$", re.MULTILINE)
 """Package, what it holds, what it may import."""
 
@@ -53,15 +53,14 @@ def test_the_table_of_imports_is_the_rules() -> None:
     assert page == written(page)
 
 
-def test_every_room_stands_in_both_tables() -> None:
-    for page in (README, PAGE):
-        named = {
-            name.removesuffix(".py")
-            for line in page.read_text().splitlines()
-            if line.startswith("| `")
-            for name in re.findall(r"`([\w.]+?)/?`", line.split("|")[1])
-        }
-        assert packages() - {"cli"} <= named, page.name
+def test_every_package_stands_in_the_table() -> None:
+    named = {
+        name.removesuffix(".py")
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([\w.]+?)/?`", line.split("|")[1])
+    }
+    assert packages() - {"cli"} <= named
 
 
 if __name__ == "__main__":
