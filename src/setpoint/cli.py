@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from setpoint.config.environment import EnvSettings
     from setpoint.launch.parent.model_report import ModelExamination
 
-_USAGE = """usage: setpoint COMMAND [options]
+_USAGE = """usage: setpoint {group}COMMAND [options]
 
 An LLM inference server that says what limits it, explains its settings, and replays what it did.
 
-commands ('setpoint COMMAND --help' lists the options):
+commands ('setpoint {group}COMMAND --help' lists the options):
 {commands}
 {missing}
 options:
@@ -132,8 +132,9 @@ def _usage(of: str = "") -> str:
     from setpoint.config.commands import COMMANDS
 
     return _USAGE.format(
+        group=f"{of} " if of else "",
         commands="\n".join(
-            f"  {name:<16}{command.summary}"
+            f"  {name.removeprefix(f'{of} '):<16}{command.summary}"
             for name, command in COMMANDS.items()
             if name.startswith(of)
         ),

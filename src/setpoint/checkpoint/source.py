@@ -103,8 +103,8 @@ def locate(
         return ModelSource(folder, model_path, origin, False, read_description(folder), path)
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
-            f"No model at {model_path!r}: there is no such folder or file, and"
-            f" {_right_form(model_path)}.{_meant(path)}"
+            f"No model at {model_path!r}: there is no such folder or file"
+            f"{_right_form(model_path)}.{_meant(path)}"
         )
     try:
         folder = _downloaded(model_path, revision, load_format, admit)
@@ -134,8 +134,8 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
         return _convert(path, "auto", log)
     if HUB_ID.fullmatch(path_or_id) is None:
         raise CheckpointError(
-            f"No tokenizer at {path_or_id!r}: there is no such folder or file, and"
-            f" {_right_form(path_or_id)}."
+            f"No tokenizer at {path_or_id!r}: there is no such folder or file"
+            f"{_right_form(path_or_id)}."
         )
     return _from_hub(path_or_id, None, SMALL_FILES)
 
@@ -177,19 +177,22 @@ def _meant(path: Path) -> str:
 
 
 def _right_form(name: str) -> str:
-    """What to write for a name that is neither a path nor a hub id, as a clause."""
+    """What to write for a name that is neither a path nor a hub id, as a clause; "" for what can
+    only be a path."""
     if TAGGED.fullmatch(name):
         return (
-            "'name:tag' is a name of Ollama's library; write the model's hub id, 'owner/name', or"
-            " the path of a GGUF file"
+            ", and 'name:tag' is a name of Ollama's library; write the model's hub id,"
+            " 'owner/name', or the path of a GGUF file"
         )
     hub_id = HUB_HOSTS.sub("", name, count=1).partition(":")[0].rstrip("/")
     if hub_id != name and HUB_ID.fullmatch(hub_id):
         return (
-            f"a hub id has neither host nor tag: write {hub_id!r}, of which the safetensors"
+            f", and a hub id has neither host nor tag: write {hub_id!r}, of which the safetensors"
             " weights are served, or the path of a GGUF file"
         )
-    return "a hub id looks like 'owner/name'"
+    if name.startswith(("/", "./", "../", "~")):
+        return ""
+    return ", and a hub id looks like 'owner/name'"
 
 
 def _default(
@@ -322,6 +325,10 @@ def _check_folder(folder: Path, load_format: str) -> Description:
     _check_format(folder, load_format)
     description = read_description(folder)
     if load_format != "dummy" and not description.tensors:
+        if not description.config:
+            raise CheckpointError(
+                f"{description.path} is empty: a model's config names its 'architectures'."
+            )
         raise CheckpointError(
             f"{folder} has no safetensors weights (model.safetensors or an index); convert the"
             " model to safetensors, or use --load-format dummy."

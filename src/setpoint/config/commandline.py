@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -281,9 +282,27 @@ class _Parser(argparse.ArgumentParser):
         name, _, wrong = message.removeprefix("argument ").partition(": ")
         if wrong in ("expected one argument", "expected at least one argument"):
             action = self._option_string_actions[name.rpartition("/")[2]]
-            about = str(action.help).replace("%%", "%").rstrip(".")
+            about = (
+                str(action.help).replace("%%", "%").rstrip(".").replace(". (default:", " (default:")
+            )
             message = f"{name} needs a value, {action.metavar}: {about}"
         raise ConfigError(message.removeprefix("argument ") + ".")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps lines between words only, so that the name of an option stays in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(
+            " ".join(text.split()),
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
 
 
 def _each_with_option(models: list[str | None]) -> str:
@@ -305,19 +324,21 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         ),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+        formatter_class=_HelpFormatter,
     )
+    first = command.arguments.split()[0].strip("[]")
     if command.positional:
-        flag = "--" + command.positional.replace("_", "-")
         parser.add_argument(
             _POSITIONAL,
             nargs="?",
-            metavar=command.arguments.split()[0].strip("[]"),
+            metavar=first,
             default=None,
-            help=f"same as {flag}",
+            help=_help_of_argument(command, command.positional),
         )
     if command.rest:
-        flag = "--" + command.rest.replace("_", "-")
-        parser.add_argument(_REST, nargs="*", metavar="...", help=f"same as {flag}")
+        parser.add_argument(
+            _REST, nargs="*", metavar=first, help=_help_of_argument(command, command.rest)
+        )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in command.fields():
         about = field.about
@@ -344,6 +365,13 @@ def _parser(command: Command) -> argparse.ArgumentParser:
                 *flags, type=converter(field), metavar=metavar(field), nargs=several, help=text
             )
     return parser
+
+
+def _help_of_argument(command: Command, name: str) -> str:
+    """The help of an option's values if they are given without its name."""
+    field = next(each for each in command.fields() if each.name == name)
+    about = field.about.meaning.replace(" May be given as arguments.", "")
+    return f"{about} The same as {field.flag}.".replace("%", "%%")
 
 
 def metavar(field: Field[Option]) -> str:
