@@ -85,6 +85,8 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights_is_for_dummy_only(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "m", "config.json")
+    assert "config.json is empty" in refusal(lambda: locate(str(folder), log=quiet))
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert "has no safetensors weights" in refusal(lambda: locate(str(folder), log=quiet))
     assert locate(str(folder), load_format="dummy", log=quiet).folder == folder
 

@@ -91,11 +91,15 @@ def test_what_is_installed_has_the_kernels_and_no_test_code(tmp_path: Path) -> N
         project / "src" / "setpoint",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, project / name)
+    stale = project / "build" / "lib" / "setpoint" / "deleted_since.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "."]
     subprocess.run(command, cwd=project, check=True, capture_output=True)
     (wheel,) = project.glob("setpoint-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if not name.startswith(("setpoint/", "setpoint-"))]
     assert {"setpoint/cli.py", "setpoint/engine/kernels/cpu/products/panels.h"} <= set(names)
+    assert "setpoint/deleted_since.py" not in names
