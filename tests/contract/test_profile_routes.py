@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,9 @@ def test_wrong_bodies_are_refused(
     serve(scenario, profiles_folder=str(tmp_path))
 
 
-@pytest.mark.parametrize("path", MISSING)
-def test_what_is_missing_is_named(serve: Serve, path: str) -> None:
+def test_what_is_missing_is_named(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        for method in ("GET", "POST"):
+        for path, method in product(MISSING, ("GET", "POST")):
             response = await server.http.request(method, path)
             assert response.status_code == 501
             assert f"{path} is not supported by this server yet" in response.json()["message"]
@@ -156,17 +156,12 @@ SGLANG_ROUTES = """
 """Every path of SGLang 0.5.23 but /metrics, which only a server with --enable-metrics has."""
 
 
-@pytest.mark.parametrize("path", SGLANG_ROUTES.split())
-def test_no_route_of_sglang_is_unknown(
-    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_route_of_sglang_is_unknown(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("setpoint.frontend.apis.sglang.profiles.WRITTEN_S", 0.2)
 
     async def scenario(server: Any) -> None:
-        statuses = {
-            (await server.http.request(method, path, content=b"")).status_code
-            for method in ("GET", "POST")
-        }
-        assert 404 not in statuses
+        for path, method in product(SGLANG_ROUTES.split(), ("GET", "POST")):
+            response = await server.http.request(method, path, content=b"")
+            assert response.status_code != 404, path
 
     serve(scenario)
