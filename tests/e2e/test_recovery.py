@@ -28,10 +28,10 @@ from setpoint_testing.server_process import (
 
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 40}},
+    "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 20}},
     "required": ["a"],
 }
-LONG: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True, "seed": 5, "stream": True}
+LONG: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "seed": 5, "stream": True}
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("/v1/completions", {**LONG, "prompt": "abc", "temperature": 0}),
     "sampled": ("/v1/completions", {**LONG, "prompt": "abc", "temperature": 1}),
@@ -51,7 +51,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **LONG,
             "ignore_eos": False,
-            "max_tokens": 600,
+            "max_tokens": 300,
             "temperature": 1,
             "messages": [{"role": "user", "content": "numbers"}],
             "response_format": {
@@ -69,7 +69,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
             "logprob_start_len": 0,
             "top_logprobs_num": 2,
             "sampling_params": {
-                "max_new_tokens": 300,
+                "max_new_tokens": 150,
                 "ignore_eos": True,
                 "temperature": 1,
                 "sampling_seed": 3,
