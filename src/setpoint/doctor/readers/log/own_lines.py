@@ -57,16 +57,19 @@ _NAMED = re.compile(
     rb"|^(?:sglang|setpoint)[\w:]*\[\d+\]: "
     rb"|\bsglang::\w+"
 )
-_CANDIDATE = re.compile(
-    rb"(?i:sglang|sgl_kernel|setpoint)|[ \[](?:DP|TP|PP|EP|CP)\d|gpu(?:_id)?=\d"
-    rb"|server_args=|ServerArgs\(|oad weight |KV Cache is|Memory pool end|Capture "
-    rb"|max_total_num_token|fired up and ready|router init state|reduced from|Model: |Decision: "
-    rb"|models are served|Not enough memory|no room for one page|out of memory|KV cache "
-    rb"|alloc_req_slots|leak detected|#retracted_reqs|hit an exception|Exception in "
-    rb"|igquit|SIGQUIT|atchdog |Health check failed|Subprocess scheduler|DataParallelController"
-    rb"|engine ends|Engine \d|Fallback: |CPU contention|Doctor: |Cache |Request "
+_WORDS = (
+    *(b"glang", b"gl_kernel", b"etpoint", b"gpu=", b"gpu_id="),
+    *(b" DP", b"[DP", b" TP", b"[TP", b" PP", b"[PP", b" EP", b"[EP", b" CP", b"[CP"),
+    *(b"server_args=", b"ServerArgs(", b"oad weight ", b"KV Cache is", b"Memory pool end"),
+    *(b"Capture ", b"max_total_num_token", b"fired up and ready", b"router init state"),
+    *(b"reduced from", b"Model: ", b"Decision: ", b"models are served", b"Not enough memory"),
+    *(b"no room for one page", b"out of memory", b"KV cache ", b"alloc_req_slots"),
+    *(b"leak detected", b"#retracted_reqs", b"hit an exception", b"Exception in ", b"igquit"),
+    *(b"SIGQUIT", b"atchdog ", b"Health check failed", b"Subprocess scheduler"),
+    *(b"DataParallelController", b"engine ends", b"Engine ", b"Fallback: ", b"CPU contention"),
+    *(b"Doctor: ", b"Cache ", b"Request "),
 )
-"""What each such line has somewhere. Only lines with it are taken apart."""
+"""Words of which each such line has one. Only lines with it are taken apart."""
 _NAMES = ("sglang", "setpoint")
 
 
@@ -89,8 +92,9 @@ def _is_own(line: bytes, message: Message) -> bool:
 def _candidates(lines: Sequence[bytes]) -> Iterator[bytes]:
     text = b"\n".join(lines)
     ends = list(accumulate(len(line) + 1 for line in lines))
-    place = 0
-    while (found := _CANDIDATE.search(text, place)) is not None:
-        index = bisect_right(ends, found.start())
-        yield lines[index]
-        place = ends[index]
+    for word in _WORDS:
+        place = text.find(word)
+        while place >= 0:
+            index = bisect_right(ends, place)
+            yield lines[index]
+            place = text.find(word, ends[index])
