@@ -26,6 +26,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
 """The value is that of an engine's process. Several test processes share the cores: with OpenMP's
 own number, most of the tests' time with torch was spent in threads that spin while others need
 their core."""
+os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Where Triton is first imported, it decides whether its functions are interpreted. Tests that compile
+kernels start processes of their own (``setpoint_testing.absent_gpu``)."""
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 """Every client of HTTP makes a context although none of these tests speaks TLS. One takes 23 ms to read
 the certificates, ten times as long as the request that follows."""

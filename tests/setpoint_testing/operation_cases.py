@@ -20,7 +20,7 @@ ROTARIES = [
 LATENTS = [(1, 16), (67, 64), (3, 6)]
 """Rows, rotated dimensions."""
 VOCABULARIES = (1, 7, 16, 131, 4096)
-ROUTES = [(1, 1), (8, 2), (60, 4), (128, 8)]
+ROUTES = [(1, 1), (8, 2), (9, 3), (60, 4), (128, 8)]
 """Experts, of which a token chooses so many."""
 GROUPED_ROUTES = [(8, 3, 4, 2), (60, 6, 3, 1), (256, 8, 8, 4), (6, 6, 2, 2)]
 """Experts, of which a token chooses so many, groups, open groups."""

@@ -92,12 +92,20 @@ def test_a_token_rotates_alone_as_among_others(kind: torch.dtype) -> None:
 def test_padding_is_neither_rotated_nor_stored() -> None:
     problem = Rotation((6, 2, 64, 64, 7), BF16, BF16)
     problem.positions[2:4], problem.kv_index[2:4] = -1, 0
-    problem.merged[2:4] = torch.nan
-    whole = problem.run(OPS)
-    assert whole[1][0].isnan().all()
+    q, *caches = problem.run(OPS)
+    assert torch.equal(q[2:4], problem.merged[2:4, :6])
     kept = [token for token in range(7) if token not in (2, 3)]
-    assert not whole[0][kept].isnan().any()
-    assert not whole[1].flatten(0, 1)[problem.kv_index[kept]].isnan().any()
+    for cache in caches:
+        assert cache[0].isnan().all()
+        assert not cache.flatten(0, 1)[problem.kv_index[kept]].isnan().any()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_key_is_rounded_to_its_own_type_first(kind: torch.dtype) -> None:
+    problem = Rotation((8, 8, 64, 64, 40), BF16, kind)
+    problem.merged[:, 8:16] = problem.merged[:, :8]
+    q, keys, _ = problem.run(OPS)
+    assert torch.equal(bits(keys.flatten(0, 1)[problem.kv_index]), bits(q.to(kind)))
 
 
 @pytest.mark.cases(1)

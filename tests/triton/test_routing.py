@@ -48,7 +48,7 @@ def test_routes_match_the_reference(
         compare(logits, Routing(count, scoring, normalise))
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("sizes", GROUPED_ROUTES, ids=str)
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("best", [1, 2])
@@ -82,11 +82,11 @@ def test_groups_of_equal_scores_are_taken_in_order() -> None:
 def test_ties_go_to_the_first_and_nan_stays_in_its_row(scoring: str) -> None:
     logits = torch.zeros(5, 6)
     logits[1, 4], logits[2, 2], logits[3, 1], logits[4] = 1.0, torch.nan, torch.inf, -torch.inf
-    for groups in (1, 2):
-        routing = Routing(3, scoring, normalise=True, num_groups=groups, num_open=groups)
+    for groups, normalise in itertools.product((1, 2), (True, False)):
+        routing = Routing(3, scoring, normalise, num_groups=groups, num_open=groups)
         ids, weights = OPS.route(logits, routing)
         assert ids[:2].tolist() == [[0, 1, 2], [4, 0, 1]]
-        assert torch.isfinite(weights[:2]).all()
+        assert torch.allclose(weights[:2], REF.route(logits, routing)[1][:2])
         assert weights[2].isnan().all()
         assert ((ids >= 0) & (ids < 6)).all()
         assert all(len(set(row)) == 3 for row in ids.tolist())
