@@ -27,6 +27,7 @@ def type_of(answer: dict[str, Any]) -> str:
     return str(error["type"])
 
 
+@pytest.mark.cases(21)
 @pytest.mark.parametrize(
     "body",
     [
@@ -87,6 +88,7 @@ def test_generate_refuses(serve: Serve, body: dict[str, Any]) -> None:
     serve(scenario)
 
 
+@pytest.mark.cases(23)
 @pytest.mark.parametrize(
     "path", ["/generate", CHAT, "/v1/completions", "/tokenize", "/abort_request"]
 )

@@ -59,6 +59,7 @@ def run(serve: Serve, scenario: Any, engine: Any, name: str) -> None:
     serve(scenario, engine, chat_template=TEMPLATE, tool_call_parser=name)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(("name", "end", "before"), CASES)
 def test_openai(serve: Serve, name: str, end: str, before: int) -> None:
     engine, ends = engine_of(name, end, before)
@@ -92,6 +93,7 @@ def test_openai(serve: Serve, name: str, end: str, before: int) -> None:
     run(serve, scenario, engine, name)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(("name", "end", "before"), CASES)
 def test_responses(serve: Serve, name: str, end: str, before: int) -> None:
     engine, ends = engine_of(name, end, before)
@@ -117,6 +119,7 @@ def test_responses(serve: Serve, name: str, end: str, before: int) -> None:
     run(serve, scenario, engine, name)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(("name", "end", "before"), CASES)
 def test_anthropic(serve: Serve, name: str, end: str, before: int) -> None:
     engine, ends = engine_of(name, end, before)
@@ -138,6 +141,7 @@ def test_anthropic(serve: Serve, name: str, end: str, before: int) -> None:
     run(serve, scenario, engine, name)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(("name", "end", "before"), CASES)
 def test_ollama(serve: Serve, name: str, end: str, before: int) -> None:
     """Its calls are whole objects, so a half one is left out, and the client is told."""

@@ -127,6 +127,7 @@ def test_default_variables_of_the_template_hold_unless_the_request_sets_them(ser
     serve(scenario, says("ok"), chat_template_kwargs={"add_generation_prompt": False})
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -192,6 +193,7 @@ def test_what_cannot_be_honoured_is_a_400(serve: Serve, field: str, value: Any) 
     serve(scenario)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize(
     "field", ["tools", "response_format", "regex", "lora_path", "stop", "logit_bias", "functions"]
 )

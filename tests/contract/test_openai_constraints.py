@@ -66,6 +66,7 @@ def shown(constraint: Constraint | None) -> tuple[str, Any] | None:
     return constraint.kind, json.loads(constraint.text) if is_json else constraint.text
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize(("body", "constraint"), FORMS)
 def test_the_engine_is_sent_the_constraint(serve: Serve, body: Any, constraint: Any) -> None:
     async def scenario(server: Any) -> None:

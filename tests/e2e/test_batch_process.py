@@ -233,6 +233,7 @@ def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
     assert not list(tmp_path.glob("*.journal.jsonl"))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("content", "arguments", "code", "message"),
     [

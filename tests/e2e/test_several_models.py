@@ -548,6 +548,7 @@ def test_a_chat_with_a_model_without_a_template_gets_advice_that_works(
         assert post(server, "/v1/chat/completions", chat).status_code == 200
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("more", "message"),
     [

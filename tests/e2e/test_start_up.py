@@ -291,8 +291,8 @@ def complaint(server: ServerProcess) -> str:
 
 
 FULL_ONLY = (
-    *(broken_tokenizer, misshapen_tensor, no_tokenizer, template_that_does_not_parse),
-    truncated_safetensors,
+    *(broken_tokenizer, config_that_is_no_json, misshapen_tensor, no_memory_for_a_page),
+    *(no_tokenizer, template_that_does_not_parse, truncated_safetensors),
 )
 """Also tested without processes."""
 
@@ -327,6 +327,7 @@ def test_a_gpu_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
         assert server.errors.count("\n") == 1
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

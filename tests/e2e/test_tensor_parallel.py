@@ -207,6 +207,7 @@ def run(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -175,6 +175,7 @@ ONE = {"type": "object", "properties": {"a": {"type": "array", "items": {"type":
 ONE["required"] = ["a"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("spacing", "texts"),
     [

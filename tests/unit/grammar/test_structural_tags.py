@@ -138,6 +138,7 @@ CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
 FLAT = [(each, text, wanted) for each, texts in CASES for text, wanted in texts.items()]
 
 
+@pytest.mark.cases(28)
 @pytest.mark.parametrize(("tag", "text", "wanted"), FLAT)
 def test_what_a_format_lets_through(tag: dict[str, Any], text: str, wanted: str) -> None:
     assert verdict(text, structural_tag={"type": "structural_tag", "format": tag}) == wanted
@@ -164,6 +165,7 @@ def nested(depth: int) -> dict[str, Any]:
     return TEXT if depth == 0 else {"type": "optional", "content": nested(depth - 1)}
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("tag", "words"),
     [

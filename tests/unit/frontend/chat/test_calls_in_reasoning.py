@@ -53,6 +53,7 @@ def said(parser: DeltaParser, raw: str) -> tuple[str, str, list[str]]:
     return answer.text, answer.reasoning, [call.name for call in answer.calls]
 
 
+@pytest.mark.cases(77)
 @pytest.mark.parametrize("reasoning", [form.name for form in MARKED])
 @pytest.mark.parametrize("tools", CALLS)
 def test_a_call_ends_reasoning_that_was_left_open(reasoning: str, tools: str) -> None:

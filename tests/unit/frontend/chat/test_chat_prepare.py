@@ -375,6 +375,7 @@ SWITCHED = {
 FAMILIES = [name for name, form in REASONING_FORMATS.items() if "think>" in form.end]
 
 
+@pytest.mark.cases(37)
 @pytest.mark.parametrize("parser", FAMILIES)
 @pytest.mark.parametrize("what", SWITCHED)
 def test_a_constraint_waits_for_reasoning_that_the_prompt_asks_for(what: str, parser: str) -> None:

@@ -200,6 +200,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.cases(69)
 @pytest.mark.parametrize(("name", "case"), TABLE)
 def test_what_is_found_in_an_answer(name: str, case: Case) -> None:
     seen = found(case.raw, join_deltas(parse_answer(FORMATS[name].parser(TOOLS), case.raw)))
@@ -248,6 +249,7 @@ def test_damaged_answers(data: st.DataObject) -> None:
         assert summary(deltas) == whole
 
 
+@pytest.mark.cases(52)
 @pytest.mark.parametrize(("name", "case"), TABLE)
 def test_the_cuts_of_a_stream_do_not_matter(name: str, case: Case) -> None:
     check_cuts(lambda: FORMATS[name].parser(TOOLS), case.raw)
