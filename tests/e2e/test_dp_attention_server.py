@@ -140,7 +140,6 @@ def test_one_engine_paused(model: Path, tmp_path: Path, alone: dict[str, Any]) -
 
 
 @pytest.mark.full
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
