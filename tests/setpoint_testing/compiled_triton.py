@@ -24,6 +24,7 @@ import triton
 
 from setpoint.engine.kernels.ops import Ops, Routing
 from setpoint.engine.kernels.triton.ops import create
+from setpoint_testing import attention_variants
 from setpoint_testing.absent_gpu import SHARED_BYTES, AbsentGpu, Needs, without_interpreter
 
 NEEDS = Path(__file__).parents[1] / "triton/needs.json"
@@ -172,7 +173,8 @@ def operations() -> Iterator[Variant]:
 
 
 def variants() -> list[Variant]:
-    return list(operations())
+    attention = (Variant(*each) for each in attention_variants.variants())
+    return [*operations(), *attention]
 
 
 def compile_for(chip: int, only: str = "") -> Found:

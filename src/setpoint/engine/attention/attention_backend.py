@@ -62,6 +62,9 @@ class AttentionVariant:
     sinks: torch.Tensor | None = None
     """[H], in at least fp32: the sink of each head, a learned score that is neither scaled nor
     capped. None: there are none."""
+    k_scale: float = 1.0
+    """K is what the K cache holds, times this; so is V with v_scale."""
+    v_scale: float = 1.0
 
     def __post_init__(self) -> None:
         assert self.softcap is None or self.softcap > 0
@@ -138,11 +141,12 @@ class AttentionBackend(Protocol):
 BACKENDS = {
     "torch_ref": "setpoint.engine.attention.torch_ref:create",
     "cpu": "setpoint.engine.attention.cpu_attention:create",
+    "triton": "setpoint.engine.attention.triton_attention:create",
 }
 """Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``. The factory raises
 KernelsUnavailable with the reason if the backend cannot run."""
 
-PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
+PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("triton", "torch_ref")}
 """Device type -> the names that "auto" tries, best first."""
 
 

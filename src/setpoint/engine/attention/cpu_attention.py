@@ -94,6 +94,7 @@ class CpuAttention:
         assert q.dtype == self._shape.dtype
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
         assert variant.sinks is None or variant.sinks.dtype == torch.float32
+        assert variant.k_scale == variant.v_scale == 1.0, "the C++ kernel has no scales of K and V"
         out = torch.empty((*q.shape[:2], self._shape.value_dim), dtype=self._shape.dtype)
         plan = self._plans[batch.group]
         call = plan.call

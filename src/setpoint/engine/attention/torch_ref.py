@@ -100,7 +100,7 @@ class TorchRefAttention:
             .permute(1, 2, 0, 3)
             .reshape(num_kv_heads, -1, head_dim)
         )
-        scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * variant.scale
+        scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * (variant.scale * variant.k_scale)
         if variant.softcap is not None:
             scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
         scores = scores.view(num_kv_heads, -1, num_queries, end - begin)
@@ -118,6 +118,8 @@ class TorchRefAttention:
         weights = torch.softmax(scores, dim=-1)[..., : end - begin]
         weights = weights.reshape(num_kv_heads, -1, end - begin)
         out = torch.matmul(weights, values.permute(1, 0, 2))
+        if variant.v_scale != 1.0:
+            out = out * variant.v_scale
         return (
             out.view(num_kv_heads, -1, num_queries, out.shape[-1])
             .permute(2, 0, 1, 3)

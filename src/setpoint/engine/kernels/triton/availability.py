@@ -46,6 +46,15 @@ def require_triton(dtype: torch.dtype) -> int:
     return target.arch
 
 
+def require_device(device: torch.device) -> None:
+    """Raise KernelsUnavailable with the reason if kernels, which can run here, cannot run on this
+    device."""
+    import triton
+
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise KernelsUnavailable("the Triton kernels run on GPUs only")
+
+
 def _require_compiler() -> None:
     """Triton compiles a launcher in C for each kernel when it is first launched."""
     wanted = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
