@@ -4,7 +4,7 @@ of torch, of which each is at least one kernel.
     PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY
 
 The step runs on meta tensors with the driver of an absent GPU. FOLDER gets the model, a golden one of
-the family. Attention is one entry, whichever backend would compute it.
+the family.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +28,7 @@ from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.plans import Driver, allocate_rows
 
 PAGE, PAGES, ROWS = 16, 4, 3
-FREE = ("empty", "detach", "lift_fresh")
+FREE = ("empty", "new_empty", "detach", "lift_fresh")
 """Operations of torch that launch nothing, besides views."""
 
 
@@ -46,30 +46,12 @@ class TorchLaunches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class CountedAttention:
-    """Implements ``AttentionBackend`` by an entry in a list."""
-
-    launches: ClassVar[list[Launch]]
-
-    def __init__(self, shape: attention.AttentionShape) -> None:
-        self._shape = shape
-
-    def prepare(self, batch: attention.AttentionBatch) -> None:
-        self.launches.append(Launch("prepare attention", (0, 0, 0)))
-
-    def forward(self, q: torch.Tensor, *_: Any) -> torch.Tensor:
-        self.launches.append(Launch("attention", (0, 0, 0)))
-        return torch.empty((*q.shape[:2], self._shape.value_dim), dtype=q.dtype, device=q.device)
-
-
 def decode_launches(folder: Path, family: str) -> tuple[list[str], int]:
     """The launches of a decode step whose rows want their best tokens, and the number of layers."""
     gpu = AbsentGpu(90)
     gpu.install()
     kernels.PREFERENCE["meta"] = ("triton",)
-    attention.PREFERENCE["meta"] = ("counted",)
-    attention.BACKENDS["counted"] = f"{__name__}:CountedAttention"
-    CountedAttention.launches = gpu.launches
+    attention.PREFERENCE["meta"] = ("triton",)
     quant.PREFERENCE["meta", "unquant"] = quant.PREFERENCE["cuda", "unquant"]
     torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign]
     (config, *_) = (g.config for g in GOLDENS if g.config["model_type"] == family)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from setpoint_testing.absent_gpu import without_interpreter
 
-COPY = "_to_copy"
-"""A copy from the host."""
+COPY = "copy_"
+"""The copy of all that the host knows of a step."""
 LAYER = [
     "rms_norm_rows",  # the sum with the residual too
     "linear",
     "rotate_and_store",
-    "attention",
+    "attention_pieces",
+    "attention_merge",
     "linear",
     "rms_norm_rows",
     "linear",
@@ -25,6 +26,6 @@ LAYER = [
 def test_a_decode_step_launches_few_kernels(tmp_path: Path) -> None:
     command = ["setpoint_testing.counted_launches", str(tmp_path / "model"), "llama"]
     launches, num_layers = json.loads(without_interpreter(command, tmp_path / "kernels"))
-    before = [*[COPY] * 3, "place_step", "prepare attention", "take_rows"]
-    after = ["rms_norm_rows", COPY, "take_rows", "linear", "best_of_chunks", "best_of_rows"]
+    before = [COPY, "place_step", "attention_plan", "take_rows"]
+    after = ["rms_norm_rows", "take_rows", "linear", "best_of_chunks", "best_of_rows"]
     assert launches == before + LAYER * num_layers + after
