@@ -5,6 +5,7 @@ one, the tokens are those of a server without tiers, and engines that compute ot
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -20,7 +21,7 @@ import pytest
 from test_recording import replay
 
 from setpoint_testing.byte_tokenizer import write_byte_tokenizer
-from setpoint_testing.server_process import ServerProcess, running_server, wait_until
+from setpoint_testing.server_process import ServerProcess, engine_of, running_server, wait_until
 from setpoint_testing.tiny_models import write_tiny_llama
 
 RNG = random.Random(5)
@@ -291,3 +292,28 @@ def test_salts_and_keys_share_nothing(
                 assert found == right
                 assert bool(stored) is (other is own), (own, other)
         settled(second)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_strange", [False, True])
+def test_a_cache_that_is_emptied_under_a_server_does_not_end_it(
+    tiny_model: Path, tmp_path: Path, tokens: list[list[int]], is_strange: bool
+) -> None:
+    """Red before: the server ended, because the next engine refused the folder. is_strange: the
+    folder is one that no engine can open."""
+    with server(tiny_model, tmp_path, "first") as each:
+        known(each)
+        for path in (tmp_path / "cache").iterdir():
+            shutil.rmtree(path)
+        assert answer(each, PROMPTS[0]) == (tokens[0], 0, 0)
+        settled(each)
+        assert answer(each, PROMPTS[1]) == (tokens[1], 0, 0)
+        settled(each)
+        if is_strange:
+            shutil.rmtree(tmp_path / "cache" / "blocks")
+        os.kill(engine_of(each.process.pid).pid, signal.SIGKILL)
+        wait_until(each.engine_is_gone)
+        assert answer(each, PROMPTS[2])[0] == tokens[2]
+        found = httpx.get(f"{each.url}/hicache/storage-backend").text
+        assert ("something else than a cache" in found) == is_strange
+        assert "Traceback" not in each.errors

@@ -33,6 +33,9 @@ class EngineJob(msgspec.Struct, frozen=True):
     storage: StorageOrder | None = None
     """What operators have decided about the storage of cached prefixes; None: that of the
     configuration."""
+    is_restart: bool = False
+    """Whether its rank has had an engine before. The server serves, so what an engine can do
+    without ends nothing any more."""
 
 
 def encode_job(job: EngineJob) -> bytes:

@@ -31,7 +31,7 @@ from setpoint.core.own_files import is_own_file
 from setpoint.sandbox.child import ChildLostError, LimitedChild, TooMuchError
 from setpoint.tiers.block_keys import KEY_BYTES
 from setpoint.tiers.check_index import LIMITS, BeginChange, Job, Read, is_damage
-from setpoint.tiers.own_files import claim_folder
+from setpoint.tiers.own_files import claim_parts
 from setpoint.tiers.store import StoreError
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class BlockIndex:
     # ------------------------------------------------------------------ opening
 
     def _open(self) -> None:
-        claim_folder(self._path)
+        claim_parts(self._folder)
         self.is_new = self.is_new or not self._file.exists()
         try:
             self._check()
@@ -208,7 +208,7 @@ class BlockIndex:
             if not isinstance(error, DamagedIndexError) and not is_damage(error):
                 raise StoreError(f"The index {self._path} cannot be opened: {error}.") from None
             self._set_aside(str(error))
-            claim_folder(self._path)
+            claim_parts(self._folder)
             self._env = self._opened()
 
     def _check(self) -> None:

@@ -30,7 +30,7 @@ from setpoint.core.own_files import is_own_file, open_own
 from setpoint.tiers.block_format import HEADER_BYTES, OWNER_BYTES, header_of, read_header
 from setpoint.tiers.block_index import ENTRY, BlockIndex, Entries, LockedIndexError
 from setpoint.tiers.block_keys import KEY_BYTES
-from setpoint.tiers.own_files import claim_folder, remove
+from setpoint.tiers.own_files import claim_folder, claim_parts, remove
 from setpoint.tiers.store import Bytes, StoreCounts, StoreError
 
 logger = logging.getLogger(__name__)
@@ -140,12 +140,8 @@ class FileStore:
         path = self._path(key)
         new = self._new / self._new_name()
         try:
-            _write(new, key, self._owner, data)
-            try:
-                new.replace(path)
-            except FileNotFoundError:
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                new.replace(path)
+            self._in_folders(path, lambda: _write(new, key, self._owner, data))
+            self._in_folders(path, lambda: new.replace(path))
         except OSError as error:
             remove(new)
             self.counts.refused += 1
@@ -197,8 +193,7 @@ class FileStore:
                         f"{path} is there, and {self._blocks} is not, so {folder} is the folder of"
                         " something else than a cache. Name another folder."
                     )
-        claim_folder(self._blocks)
-        claim_folder(self._new)
+        claim_parts(folder)
         for path in self._blocks.iterdir():
             if _SHARD.fullmatch(path.name):
                 claim_folder(path)
@@ -212,6 +207,16 @@ class FileStore:
         probe = self._new / self._new_name()
         probe.write_bytes(b"")
         probe.unlink()
+
+    def _in_folders(self, path: Path, act: Callable[[], object]) -> None:
+        """Do what needs the folder of a block, and that of new files. If one is missing, because
+        it is the first block in it, or somebody has emptied the cache, they are made first."""
+        try:
+            act()
+        except FileNotFoundError:
+            claim_parts(self._folder)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            act()
 
     def _new_name(self) -> str:
         with self._lock:
@@ -227,11 +232,25 @@ class FileStore:
         were writing and what is too old, and adds blocks that the index lacks, because a process
         ended after the rename, or because the index is new."""
         is_new, self._index.is_new, self._has_swept = self._index.is_new, False, True
+        try:
+            claim_parts(self._folder)
+            self._remove_left()
+        except OSError as error:
+            self._index.is_new = is_new
+            raise StoreError(f"The folder of the cache is gone: {error}.") from None
+        self._fill(is_new=is_new)
+        self._expire()
+
+    def _remove_left(self) -> None:
+        """Remove what ended processes were writing."""
         for path in self._new.iterdir():
             with suppress(OSError):
                 age = time.time() - path.lstat().st_mtime
                 if age > STALE_S and _NEW_NAME.fullmatch(path.name):
                     path.unlink()
+
+    def _fill(self, *, is_new: bool) -> None:
+        """Add blocks that the index lacks. is_new: whether it is a new one."""
         found: dict[bytes, tuple[Path, float, int]] = {}
         for path in self._blocks.glob("??/*.kv"):
             if _BLOCK.fullmatch(path.name):
@@ -254,7 +273,6 @@ class FileStore:
 
         if owners:
             self._change(add)
-        self._expire()
 
     def _remove_damaged(self, path: Path) -> None:
         self.counts.damaged += 1

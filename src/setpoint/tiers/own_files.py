@@ -33,6 +33,14 @@ def claim_folder(path: Path, *, parents: bool = False) -> None:
         )
 
 
+def claim_parts(folder: Path) -> None:
+    """Make the three folders of a cache, or make sure of them. The blocks' is the first, because a
+    folder that has one of the others without it is taken for that of something else. Raises
+    StoreError and OSError as ``claim_folder`` does."""
+    for name in ("blocks", "new", "index"):
+        claim_folder(folder / name)
+
+
 def remove(path: Path) -> None:
     """Remove a file, or whatever stands in its place; a link, not what it leads to."""
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -94,6 +95,27 @@ def test_what_holds_as_long_as_the_server_runs_is_not_changed_in_silence() -> No
 def test_the_log_says_how_long_a_change_holds(caplog: pytest.LogCaptureFixture) -> None:
     assert attach('{"path": "/x"}') == ""
     assert "until this server ends, or a client changes that again" in caplog.text
+
+
+@pytest.mark.parametrize("order", [None, AttachStorage("file", '{"path": "/x"}')])
+def test_a_storage_that_cannot_be_opened_ends_only_the_first_start(
+    order: AttachStorage | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red before: an engine that was started again failed for good with the storage of the command
+    line, and the server ended with it."""
+
+    def refuse(backend: str, config: StorageConfig) -> None:
+        raise StoreError("The folder is strange.")
+
+    tiers: Any = CacheTiers.__new__(CacheTiers)
+    tiers.backend, tiers.open_storage = "file", refuse
+    tiers._setup = SimpleNamespace(storage=StorageConfig(), is_restart=True)
+    (tier,) = tiers._storage_at_start(order)
+    assert tier.off == "The folder is strange."
+    assert "The folder is strange" in caplog.text
+    tiers._setup.is_restart = False
+    with nullcontext() if order else pytest.raises(ConfigError, match="The folder is strange"):
+        tiers._storage_at_start(order)
 
 
 @pytest.mark.parametrize(

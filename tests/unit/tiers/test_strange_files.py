@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from setpoint.tiers import file_store
 from setpoint.tiers.file_store import FileLimits, FileStore
+from setpoint.tiers.mover import Tier
 from setpoint.tiers.store import StoreError
 
 LIMITS = FileLimits(1 << 30, 0)
@@ -199,6 +201,42 @@ def test_an_index_that_is_removed_while_it_is_used_is_made_again(tmp_path: Path)
     store.get(key(0))  # may be a miss
     check(store, 10)
     assert store.size()[0] == 10
+
+
+def test_a_folder_that_is_emptied_while_it_is_used_is_made_again_whole(tmp_path: Path) -> None:
+    """Red before: only the index came back, the first lookup was a traceback, and the next store of
+    the folder was refused, because it had an index and no blocks."""
+    store = filled(tmp_path, 3)
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path)
+    tier = Tier("storage", store)
+    assert tier.try_(lambda each: each.num_leading([key(0)])) == 0
+    assert store.put(key(0), block(0))
+    check(store, 1)
+    shutil.rmtree(tmp_path / "new")
+    shutil.rmtree(tmp_path / "blocks")
+    assert store.get(key(0)) is None
+    assert store.put(key(1), block(1)), "blocks/ and new/ alone are made again, too"
+    store.close()
+    again = opened(tmp_path)
+    assert again.num_leading([key(1)]) == 1
+
+
+def test_folders_that_vanish_during_a_sweep_are_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red before: a traceback in the log."""
+    store = filled(tmp_path, 3)
+    shutil.rmtree(tmp_path / "index")
+    tier = Tier("storage", store)
+    assert tier.try_(lambda each: each.num_leading([key(0)])) == 0, "it is made again"
+    shutil.rmtree(tmp_path / "new")
+    with monkeypatch.context() as patched:
+        patched.setattr(file_store, "claim_parts", lambda folder: None, raising=False)
+        assert tier.try_(lambda each: each.num_leading([key(0)])) is None
+    assert "Traceback" not in caplog.text
+    assert "is gone" in caplog.text
+    assert tier.try_(lambda each: each.num_leading([key(0)])) == 1, "the next use fills the index"
 
 
 def test_a_store_that_is_in_use_keeps_its_index(tmp_path: Path) -> None:

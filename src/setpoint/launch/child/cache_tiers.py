@@ -69,6 +69,8 @@ class TierSetup:
     """The settings of the storage that was asked for at the start."""
     order: StorageOrder | None
     """See ``EngineJob.storage``."""
+    is_restart: bool
+    """See ``EngineJob``."""
     env: EnvSettings
     block: int
     """Tokens of a block."""
@@ -122,8 +124,8 @@ class CacheTiers:
 
     def _storage_at_start(self, order: StorageOrder | None) -> list[Tier]:
         """The storage of the options, or the one that operators have attached before this engine
-        was started, or none. Raises ConfigError if that of the options cannot be used. One of the
-        operators is then switched off, because the engine can do without."""
+        was started, or none. One that cannot be used is switched off, because the engine can do
+        without; but that of the options raises ConfigError when the server starts."""
         if isinstance(order, DetachStorage):
             return []
         if order is not None:
@@ -134,9 +136,9 @@ class CacheTiers:
             config = self._setup.storage if order is None else self._asked_for(order)
             return [self.open_storage(self.backend, config)]
         except (ConfigError, StoreError) as error:
-            if order is None:
+            if order is None and not self._setup.is_restart:
                 raise ConfigError(f"--hicache-storage-backend {self.backend}: {error}") from None
-            logger.error("The storage %s cannot be attached again: %s", order.backend, error)
+            logger.error("The storage %s cannot be opened again: %s", self.backend, error)
             tier = Tier(STORAGE, MemoryStore(0))
             tier.switch_off(str(error))
             return [tier]

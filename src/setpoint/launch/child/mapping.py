@@ -77,6 +77,7 @@ def tier_setup(job: EngineJob) -> TierSetup | None:
         options=options.tiers,
         storage=storage,
         order=job.storage,
+        is_restart=job.is_restart,
         env=job.config.env,
         block=config.block,
         weight_version=str(options.model.weight_version),

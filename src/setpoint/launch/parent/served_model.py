@@ -101,6 +101,7 @@ class ServedModel:
             is_standby,
             "" if self.share is None else self.share.weights_folder,
             storage,
+            is_restart=life > 0,
         )
 
     @property
