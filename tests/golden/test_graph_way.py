@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.core.graph_sizes import GraphSizes
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.plan import OWN_LENGTH
+from setpoint.core.progress import reported_to
+from setpoint.doctor.observations import Evidence, Facts
+from setpoint.doctor.readers.log.startup import learn
 from setpoint.engine.attention.attention_backend import AttentionShape
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -133,6 +136,39 @@ def test_graphs_compute_what_eager_steps_compute(
             assert one is other, (number, ways[number])
         else:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_the_log_says_what_was_captured(
+    tmp_path: Path, graphs: list[FakeGraphs], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The words are those of SGLang, which the doctor reads."""
+    caplog.set_level("INFO", "setpoint.engine.runner.graph_way")
+    doings: list[str] = []
+    with reported_to(doings.append):
+        runner = make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=True)
+    begin, end, *others = caplog.messages
+    assert begin == (
+        "Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem=1.00"
+        " GB"
+    )
+    assert end.startswith("Capture target decode CUDA graph end. bs=[1, 2, 4, 8], elapsed=")
+    assert end.endswith(" s, mem usage=0.00 GB, avail mem=1.00 GB.")
+    assert len(others) == 2
+    assert "capturing decode steps, 1 of 4: 8 requests" in doings
+    assert "capturing prefill steps, 3 of 3: 4 tokens" in doings
+    facts = Facts()
+    learn(facts, end, Evidence(1, end))
+    assert (facts.graph_batch_sizes, facts.available_gb) == ([1, 2, 4, 8], 1.0)
+    caplog.clear()
+    runner.footprint(step_tokens=8, context_len=CONTEXT)
+    assert not caplog.messages, "graphs are captured once, when the pool has its size"
+
+
+def test_without_sizes_nothing_is_captured(tmp_path: Path, graphs: list[FakeGraphs]) -> None:
+    runner = make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=True)
+    runner.graph_sizes = NO_GRAPHS
+    allocate_rows(runner, num_rows=SLOTS * CONTEXT // PAGE, max_slots=SLOTS, context_len=CONTEXT)
+    assert runner.why_eager == "it is switched off"
 
 
 def test_attention_that_needs_the_host_is_not_captured(

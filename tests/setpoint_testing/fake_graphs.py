@@ -59,6 +59,7 @@ class FakeGraphs:
 
     def __init__(self) -> None:
         self.num_bytes = 0
+        self.free_bytes = 1 << 30
         self.num_captured = 0
         self.num_replays = 0
 

@@ -119,7 +119,7 @@ GUIDE_COMMANDS = (
         GuideCommand(
             WORKLOADS,
             f"--attention-backend {name}",
-            refused=rf"--attention-backend {name} is not supported .* Leave it out",
+            refused=rf"--attention-backend {name} is not supported .* NVIDIA GPUs.* take triton",
         )
         for name in ("fa3", "trtllm_mha", "trtllm_mla", "flashinfer")
     ),

@@ -17,6 +17,7 @@ from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.declare import Field, Option
 from setpoint.config.groups.events import FLAG, publisher_config
 from setpoint.config.groups.execution import check_spacing
+from setpoint.config.groups.graphs import check_graphs
 from setpoint.config.groups.memory import MemoryOptions, eviction_parameters
 from setpoint.config.groups.metrics import check_metrics
 from setpoint.config.groups.model import chat_template_kwargs, model_overrides
@@ -55,6 +56,7 @@ def check_options(options: Options) -> None:
             " each request joins the queue before it runs. Give 1 or more."
         )
     check_spacing(options.execution)
+    check_graphs(options.graphs)
     check_dp_attention(options)
     check_nodes(options)
     check_disaggregation(options)
@@ -92,11 +94,12 @@ def _check_pool(memory: MemoryOptions, chunk: int | None) -> None:
             f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}."
         )
     page, total = memory.page_size, memory.max_total_tokens
-    if chunk is not None and chunk > 0 and chunk % page:
+    if page is not None and chunk is not None and chunk > 0 and chunk % page:
         raise ConfigError(
             f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple"
             f" such as {-(-chunk // page) * page}."
         )
+    page = page or 1
     if total is not None and total < page:
         raise ConfigError(
             f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower"
@@ -205,7 +208,7 @@ def _check_value(field: Field[Option], value: Any) -> None:
         if is_known_value(field.name, value):
             raise ConfigError(
                 f"{field.flag} {value} is not supported by this version of Setpoint yet; supported:"
-                f" {allowed}.{nearest}{instead(field.flag)}"
+                f" {allowed}.{nearest}{instead(field.flag, value)}"
             )
         raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.{nearest}")
     if value == "" and about.metavar in ("FILE", "FOLDER"):

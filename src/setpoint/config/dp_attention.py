@@ -118,7 +118,8 @@ def settle_dp_attention(book: Book) -> None:
 def own_chunk(book: Book, chunk: int) -> int:
     """The prompt tokens of an engine's step, of ``chunk`` in a step of all; in whole pages. -1: not
     limited."""
-    parallel, page = book.options.parallel, book.options.memory.page_size
+    parallel = book.options.parallel
+    page: int = book.get("page_size")
     if not parallel.enable_dp_attention or chunk < 0:
         return chunk
     return book.put(

@@ -101,8 +101,11 @@ def why_no_cuda(root: Path = Path("/")) -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if not _has_driver(root, *NVIDIA_FILES, *HOSTED_FILES):
-        return "this machine has no NVIDIA GPU or driver"
-    return "" if _torch_has_cuda() else "the installed torch is built without CUDA"
+        looked_for = ", ".join(f"/{path}" for path in (*NVIDIA_FILES, *HOSTED_FILES))
+        return f"this machine has no NVIDIA GPU or driver (none of {looked_for} exists)"
+    if _torch_has_cuda():
+        return ""
+    return "the installed torch is built without CUDA (it has no lib/libtorch_cuda.so)"
 
 
 NVIDIA_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version")

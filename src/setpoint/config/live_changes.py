@@ -123,6 +123,12 @@ class Running:
                 f"--max-running-requests {wanted} is more than the {room} requests for which this"
                 " engine has room. Restart the server with this value to make more room."
             )
+        chunk, page = after.config.chunked_prefill_size, self.config.page_size
+        if chunk > 0 and chunk % page:
+            raise ConfigError(
+                f"--chunked-prefill-size {chunk} is not divisible by the {page} tokens of this"
+                f" engine's pages; use a multiple such as {-(-chunk // page) * page}."
+            )
         wanted, room = after.config.step_tokens, self.step_tokens
         if wanted > room:
             raise ConfigError(

@@ -22,6 +22,7 @@ from setpoint.config.groups.disaggregation import DisaggregationOptions
 from setpoint.config.groups.events import EventOptions
 from setpoint.config.groups.execution import ExecutionOptions
 from setpoint.config.groups.experts import ExpertOptions
+from setpoint.config.groups.graphs import GraphOptions
 from setpoint.config.groups.logs import LogOptions
 from setpoint.config.groups.memory import MemoryOptions
 from setpoint.config.groups.metrics import MetricOptions
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryOptions = MemoryOptions()
     tiers: TierOptions = TierOptions()
     execution: ExecutionOptions = ExecutionOptions()
+    graphs: GraphOptions = GraphOptions()
     logs: LogOptions = LogOptions()
     metrics: MetricOptions = MetricOptions()
     traces: TraceOptions = TraceOptions()

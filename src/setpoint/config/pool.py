@@ -12,6 +12,7 @@ from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.config.quantization import keeps_blocks
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.graph_sizes import NO_GRAPHS
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
 
@@ -59,9 +60,11 @@ def memory_model(
     if attention is None:
         attention = options.execution.attention_backend
     if attention == "auto":
-        attention = (
-            "cpu" if kernels and options.model.kv_cache_dtype in CPU_KV_DTYPES else "torch_ref"
-        )
+        attention = "torch_ref"
+        if not on_cpu:
+            attention = "triton"
+        elif kernels and options.model.kv_cache_dtype in CPU_KV_DTYPES:
+            attention = "cpu"
     return MemoryModel(
         spec=_share_of_memory(
             model.with_expert_copies(options.experts.ep_num_redundant_experts),
@@ -76,7 +79,7 @@ def memory_model(
         head_copied=(kernels or options.model.quantization == "w8a8_int8")
         and model.pooling is None,
         reference_attention=attention == "torch_ref",
-        page_size=options.memory.page_size,
+        page_size=config.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,
         mem_fraction_static=config.mem_fraction_static,
@@ -84,8 +87,9 @@ def memory_model(
         max_total_tokens=options.memory.max_total_tokens,
         requested_slots=options.scheduling.max_running_requests,
         captured=attention == "cpu"
-        and not options.execution.disable_cuda_graph
+        and not options.graphs.disable_cuda_graph
         and (model_impl or options.model.model_impl) != "transformers",
+        graph_sizes=NO_GRAPHS if attention == "torch_ref" else config.graph_sizes,
     )
 
 
@@ -171,7 +175,7 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
 
 
 def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decision:
-    asked, page = config.options.memory.max_total_tokens, config.options.memory.page_size
+    asked, page = config.options.memory.max_total_tokens, config.page_size
     why = f"limited by {limited_by}" if limited_by else "as allocated"
     short = asked is not None and pool_tokens < asked // page * page
     return Decision(

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from setpoint.config import sglang
-from setpoint.config.check import check_options
+from setpoint.config.backends import settle_attention, settle_determinism
+from setpoint.config.check import LEAST_POOL_TOKENS, check_options
 from setpoint.config.decisions import Book, Decision
 from setpoint.config.disaggregation import check_handed_model, settle_disaggregation
 from setpoint.config.dp_attention import check_its_model, own_chunk, settle_dp_attention
 from setpoint.config.environment import EnvSettings
 from setpoint.config.expert_ranks import check_experts
+from setpoint.config.graphs import settle_graphs
 from setpoint.config.groups.chat_formats import NONE, OPEN
 from setpoint.config.groups.events import publisher_config
 from setpoint.config.groups.memory import eviction_parameters
@@ -27,8 +29,15 @@ from setpoint.config.quantization import settle_quantization
 from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
 from setpoint.core.errors import ConfigError
+from setpoint.core.graph_sizes import GraphSizes
 from setpoint.core.model import ModelSpec
-from setpoint.planning.memory import CPU_MEM_FRACTION, GIB, auto_mem_fraction, format_bytes
+from setpoint.planning.memory import (
+    CPU_MEM_FRACTION,
+    GIB,
+    auto_mem_fraction,
+    format_bytes,
+    graph_bytes,
+)
 
 
 def resolve(
@@ -65,7 +74,7 @@ def resolve(
     _check_latent(options, model)
     check_handed_model(options, model)
     placement = place_ranks(options, env, hardware, device=device)
-    steps = settle_steps(book, hardware, device, placement)
+    steps = settle_steps(book, hardware, model, device, placement)
     settle_rules(book, device, steps.chunk)
     book.fill("random_seed", drawn_seed, "drawn at start")
     book.fill("tokenizer_path", book.get("model_path"), "the model's own")
@@ -82,6 +91,7 @@ def resolve(
         env=env,
         decisions=(*book.decisions(), *notes),
         fraction_given=options.memory.mem_fraction_static is not None,
+        graph_sizes=steps.graph_sizes,
         overlap_depth=steps.overlap_depth,
         decode_after_piece=steps.decode_after_piece,
         places=placement.places,
@@ -395,6 +405,7 @@ class SettledValues:
 
     chunk: int
     """Prompt tokens of a step; -1 if prompts are not split."""
+    graph_sizes: GraphSizes
     overlap_depth: int
     decode_after_piece: int
     decisions: tuple[Decision, ...]
@@ -402,14 +413,17 @@ class SettledValues:
 
 
 def settle_steps(
-    book: Book, hardware: Hardware, device: str, placement: Placement
+    book: Book, hardware: Hardware, model: ModelSpec, device: str, placement: Placement
 ) -> SettledValues:
     """Settle the options that depend on the machine. Raises ConfigError for options that the
     machine cannot honour."""
+    _page_size(book, device)
     chunk = own_chunk(book, _chunked_prefill_size(book, hardware, device))
     step_tokens = chunk if chunk > 0 else book.options.scheduling.max_prefill_tokens
-    _mem_fraction(book, hardware, device, step_tokens=step_tokens)
-    _attention_backend(book, device)
+    settle_attention(book, device)
+    sizes = settle_graphs(book, hardware, model, device, step_tokens=step_tokens)
+    _mem_fraction(book, hardware, device, step_tokens=step_tokens, sizes=sizes)
+    settle_determinism(book, device)
     _num_threads(book, hardware, placement)
     depth, why_depth = _overlap_depth(book.options, device)
     piece, why_piece = _decode_after_piece(book, device, chunk)
@@ -418,11 +432,35 @@ def settle_steps(
         Decision("decode_after_piece", piece, why_piece),
         placement.decision,
     )
-    return SettledValues(chunk, depth, piece, decisions)
+    return SettledValues(chunk, sizes, depth, piece, decisions)
+
+
+GPU_PAGES = (16, 8, 4, 2, 1)
+"""Tokens of a page on a GPU, best first."""
+
+
+def _page_size(book: Book, device: str) -> None:
+    if device == "cpu":
+        book.fill("page_size", 1, "a prefix matches up to its last token")
+        return
+    chunk, total = book.get("chunked_prefill_size"), book.get("max_total_tokens")
+    fits = [
+        page
+        for page in GPU_PAGES
+        if not max(chunk or 0, 0) % page
+        and (total is None or total // page * page >= LEAST_POOL_TOKENS)
+    ]
+    why = (
+        "a GPU holds the page tables of all slots, which pages of one token would make as large as"
+        " the token ids: 2.1 GB for 4,096 slots of 131,072 tokens"
+    )
+    if fits[0] < GPU_PAGES[0]:
+        why += "; smaller, for whole pages in --chunked-prefill-size and --max-total-tokens"
+    book.fill("page_size", fits[0], why)
 
 
 def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
-    asked, page = book.options.scheduling.chunked_prefill_size, book.options.memory.page_size
+    asked, page = book.options.scheduling.chunked_prefill_size, book.get("page_size")
     if asked is not None:
         return (
             asked
@@ -470,7 +508,9 @@ def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
     )
 
 
-def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
+def _mem_fraction(
+    book: Book, hardware: Hardware, device: str, *, step_tokens: int, sizes: GraphSizes
+) -> None:
     if device == "cpu":
         book.fill(
             "mem_fraction_static",
@@ -480,38 +520,20 @@ def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: i
     elif hardware.gpu_bytes is None:
         book.fill("mem_fraction_static", 0.95, "the size of the GPU's memory is not known")
     else:
-        value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens)
+        graphs = graph_bytes(sizes)
+        value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens, graphs_bytes=graphs)
         if value <= 0:
             raise ConfigError(
                 f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of"
-                f" {step_tokens} tokens; lower --chunked-prefill-size (without chunking"
-                " --max-prefill-tokens), or give --mem-fraction-static."
+                f" {step_tokens} tokens and for {format_bytes(graphs)} of graphs; lower"
+                " --chunked-prefill-size (without chunking --max-prefill-tokens) or"
+                " --cuda-graph-max-bs-decode, or give --mem-fraction-static."
             )
         book.fill(
             "mem_fraction_static",
             value,
-            f"steps of {step_tokens} tokens leave this share of {format_bytes(hardware.gpu_bytes)}",
-        )
-
-
-def _attention_backend(book: Book, device: str) -> None:
-    asked = book.options.execution.attention_backend
-    if asked == "cpu" and device != "cpu":
-        raise ConfigError(
-            f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave"
-            " the option out."
-        )
-    if asked == "torch_native":
-        book.put(
-            "attention_backend",
-            "torch_ref",
-            "SGLang's torch_native is attention in plain torch, which Setpoint calls torch_ref",
-        )
-    if asked == "auto":
-        book.put(
-            "attention_backend",
-            asked,
-            "the engine chooses the fastest one that runs here, and logs which",
+            f"steps of {step_tokens} tokens and {format_bytes(graphs)} of graphs leave this share"
+            f" of {format_bytes(hardware.gpu_bytes)}",
         )
 
 

@@ -11,6 +11,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import StorageConfig
 from setpoint.config.options import Options
 from setpoint.config.placement import RankPlacement
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.kv_events import PublisherConfig
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ class ResolvedConfig:
     eviction_parameters: Mapping[str, int] = field(default_factory=dict)
     """``--radix-eviction-policy-config``, parsed."""
 
+    graph_sizes: GraphSizes = NO_GRAPHS
+    """The sizes for which steps are captured on a GPU."""
+
     @property
     def context_len(self) -> int:
         return _settled(self.options.model.context_length)
@@ -73,6 +77,10 @@ class ResolvedConfig:
     @property
     def mem_fraction_static(self) -> float:
         return _settled(self.options.memory.mem_fraction_static)
+
+    @property
+    def page_size(self) -> int:
+        return _settled(self.options.memory.page_size)
 
     @property
     def num_threads(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Set
 
+from setpoint.config.absent_backends import REFUSED_BACKENDS
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.errors import ConfigError
 
@@ -309,32 +310,8 @@ KNOWN_VALUES = {
             "private",
         ),
     ),
-    "attention_backend": (
-        *(
-            "triton",
-            "flex_attention",
-            "dsa",
-            "nsa",
-            "qsa",
-            "dsv4",
-            "compressed",
-            "fa3",
-            "fa4",
-            "flashinfer",
-            "flashmla",
-        ),
-        *(
-            "cutlass_mla",
-            "trtllm_mla",
-            "trtllm_mha",
-            "cutedsl_mla",
-            "tokenspeed_mla",
-            "hpc_ops",
-            "aiter",
-            "wave",
-        ),
-        *("intel_amx", "ascend", "intel_xpu"),
-    ),
+    **{field: tuple(names) for field, names in REFUSED_BACKENDS.items()},
+    "cuda_graph_backend_decode": ("breakable",),
 }
 """Values of an option that SGLang accepts and this version does not."""
 _SIZES = ("pp_size", "moe_dense_tp_size")
@@ -356,8 +333,9 @@ ALIASES = {
     "--expert-parallel-size": "--ep-size",
     "--ep": "--ep-size",
     "--enable-hicache": "--enable-hierarchical-cache",
-    # In older guides. SGLang 0.5.23 no longer has this name; it calls the option for decode steps.
+    # In older guides. SGLang 0.5.23 no longer has these two names; they mean decode steps.
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
+    "--cuda-graph-bs": "--cuda-graph-bs-decode",
 }
 """Other spellings of an option, supported or not."""
 
@@ -368,7 +346,7 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 
 INSTEAD = {
     "--ep-dispatch-algorithm": "A token's position chooses the copy of its expert; leave it out.",
-    "--attention-backend": "Leave it out: the fastest one that runs here is then used.",
+    "--cuda-graph-backend-decode": "A decode step is captured whole: take full.",
     "--disaggregation-transfer-backend": (
         "Setpoint moves keys and values through shared memory or TCP; leave it out. nixl, mori and"
         " ascend need their libraries and RDMA hardware, for which there is no adapter yet."
@@ -480,9 +458,12 @@ def refusal(flag: str, spelling: str) -> ConfigError:
     )
 
 
-def instead(flag: str) -> str:
+def instead(flag: str, value: object = None) -> str:
     """A sentence of advice to append when the option or its value is refused; "" if there is
     none."""
+    reason = REFUSED_BACKENDS.get(field_name(flag), {}).get(str(value), "")
+    if reason:
+        return f" {reason[0].upper()}{reason[1:]}."
     return f" {INSTEAD[flag]}" if flag in INSTEAD else ""
 
 

@@ -133,12 +133,14 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         Missing(
             "cuda_graph_max_bs_decode",
             "the guide captures graphs up to 256 rows; a CPU replays steps of up to"
-            f" {CAPTURED_TOKENS} tokens, a GPU none in this version",
+            f" {CAPTURED_TOKENS} tokens, and a GPU has graphs up to the requests that may run",
+            value="as the device needs",
         ),
         Missing(
             "attention_backend",
-            "the guide names fa3, trtllm or flashinfer by GPU generation; this version has none of"
-            " them",
+            "the guide names fa3, trtllm or flashinfer by GPU generation; this version has its own"
+            " kernels in Triton",
+            value="as the device needs",
         ),
     ),
     "offline": (

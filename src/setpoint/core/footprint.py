@@ -12,8 +12,9 @@ class Footprint:
     weights: int
     rotations: int
     """Tables of cosines and sines."""
-    captured: int
-    """Tensors that captured steps keep."""
+    captured: int | None
+    """Tensors that captured steps keep; None on a device whose graphs are captured only once the
+    pool has its size."""
     step_tokens: int
     """Number of tokens in the step that ``activations`` describes."""
     activations: int | None
@@ -28,6 +29,6 @@ class Footprint:
             self,
             weights=weights,
             rotations=self.rotations * size,
-            captured=self.captured * size,
+            captured=None if self.captured is None else self.captured * size,
             activations=activations,
         )

@@ -25,7 +25,7 @@ def decode_sizes(largest: int) -> tuple[int, ...]:
     """1, 2, 4, 8, 12, then steps of 8 from 16, of 16 from 272, of 32 from 512, up to ``largest``,
     which is one of them."""
     sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 497, 16), *range(512, largest + 1, 32))
-    return _up_to(largest, sizes)
+    return up_to(largest, sizes)
 
 
 def extend_sizes(largest: int) -> tuple[int, ...]:
@@ -39,9 +39,10 @@ def extend_sizes(largest: int) -> tuple[int, ...]:
         *range(1280, 4097, 256),
         *range(4608, largest + 1, 512),
     )
-    return _up_to(largest, sizes)
+    return up_to(largest, sizes)
 
 
-def _up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def up_to(largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes below ``largest``, and ``largest`` itself; none if that is 0."""
     kept = tuple(size for size in sizes if size < largest)
     return (*kept, largest) if largest > 0 else ()

@@ -46,11 +46,11 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
         strict_accounting=options.scheduling.strict_accounting,
-        tiers=tier_config(options, config.storage),
+        tiers=tier_config(options, config.storage, page_size=config.page_size),
     )
 
 
-def tier_config(options: Options, storage: StorageConfig) -> TierConfig | None:
+def tier_config(options: Options, storage: StorageConfig, *, page_size: int) -> TierConfig | None:
     """None: there are no cache tiers."""
     tiers = options.tiers
     has_storage = tiers.hicache_storage_backend is not None
@@ -58,9 +58,8 @@ def tier_config(options: Options, storage: StorageConfig) -> TierConfig | None:
         has_storage or options.execution.device != "cpu"
     ):
         return None
-    page = options.memory.page_size
     return TierConfig(
-        block=-(-storage.block_tokens // page) * page,
+        block=-(-storage.block_tokens // page_size) * page_size,
         place=KVLocation.STORAGE if has_storage else KVLocation.HOST,
         threshold=storage.prefetch_threshold,
         write_policy=_write_policy(options),

@@ -6,6 +6,7 @@ from the whole memory plan. Pure arithmetic.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ WORKSPACE_SHARE = 0.5
 WEIGHTS_SHARE = 0.9
 """Share of the memory for weights and KV cache that the weights of an advised model take."""
 LEAST_CONTEXT = 512
+"""Advised contexts are multiples of it."""
 LEAST_PARAMETERS = 10**6
 BF16_BYTES = 2
 WIDER = 1.2
@@ -40,6 +42,8 @@ class Choices:
     """Models of this family are served from GGUF files here."""
     blocks: bool
     """Quantized blocks of the checkpoint stay as they are here, if --quantization allows it."""
+    divided: tuple[tuple[str, MemoryModel], ...] = ()
+    """(option in words, what one memory needs), for each way to divide the model among several."""
 
 
 def check_fit(
@@ -115,6 +119,10 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
     for words, other in _others(model, choices):
         if _fits(other, available):
             yield f"{words} ({format_bytes(other.weights())} of weights)"
+    for words, part in choices.divided:
+        if _fits(part, available):
+            yield f"{words} ({format_bytes(part.weights())} of weights on each)"
+            break
     share = model.share_with_room(available, available - model.weights())
     if (
         share is not None
@@ -122,11 +130,14 @@ def _advice(model: MemoryModel, available: int, choices: Choices) -> Iterator[st
         and _fits(replace(model, mem_fraction_static=share), available)
     ):
         yield f"--mem-fraction-static {share:g}"
-    context = model.context_len
-    while (context := context // 2) >= LEAST_CONTEXT:
-        if _fits(replace(model, context_len=context), available):
-            yield f"--context-length {context}"
-            break
+    contexts = range(LEAST_CONTEXT, model.context_len, LEAST_CONTEXT)
+    num_fitting = bisect.bisect_left(
+        contexts,
+        True,
+        key=lambda context: not _fits(replace(model, context_len=context), available),
+    )
+    if num_fitting:
+        yield f"--context-length {contexts[num_fitting - 1]}"
     static = available * model.mem_fraction_static - _least_kv(model)
     sizes = [
         (int(max(static, 0) * WEIGHTS_SHARE / width), kind)

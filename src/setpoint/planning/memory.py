@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from setpoint.core.cachegroups import CacheLayout, cache_layout
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.footprint import Footprint
-from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
+from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES, logits_rows
 from setpoint.core.model import ModelSpec
 from setpoint.core.pagerows import CacheCosts
 
@@ -249,10 +250,20 @@ def max_running_requests(pool_tokens: int, context_len: int, requested: int | No
     return min(wanted, pool_tokens // 2)
 
 
-def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
+GRAPH_ROW_BYTES, GRAPH_BYTES = 2 * MIB, 8 * MIB
+"""Memory of all graphs of decode steps for each row of the largest, and memory of each graph of
+other steps, by SGLang's estimate."""
+
+
+def graph_bytes(sizes: GraphSizes) -> int:
+    """Estimated memory of the graphs of a GPU."""
+    return GRAPH_ROW_BYTES * max(sizes.rows, default=0) + GRAPH_BYTES * len(sizes.tokens)
+
+
+def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int, graphs_bytes: int) -> float:
     """Default of ``mem_fraction_static`` on a GPU with ``gpu_bytes`` of memory, by SGLang's formula
     (docs/sglang/options.md#memory-share)."""
-    reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
+    reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB + graphs_bytes
     if gpu_bytes > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return round((gpu_bytes - reserved) / gpu_bytes, 3)
@@ -286,7 +297,9 @@ class MemoryModel:
     requested_slots: int | None
     """``max_running_requests`` as the user gave it."""
     captured: bool = False
-    """True: small steps are captured once and replayed."""
+    """True: small steps are recorded once and replayed, on a CPU."""
+    graph_sizes: GraphSizes = NO_GRAPHS
+    """The sizes of the graphs of a GPU."""
 
     @property
     def layout(self) -> CacheLayout:
@@ -366,7 +379,7 @@ class MemoryModel:
                 context_len=self.context_len,
                 dtype_bytes=self.dtype_bytes,
             )
-        rows, sampling = max(self.step_tokens, num_slots), min(num_slots, LOGITS_ROWS)
+        rows, sampling = max(self.step_tokens, num_slots), min(num_slots, logits_rows(self.device))
         total += sampling_bytes(self.spec, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
         if footprint is None or footprint.activations is None:
             return total + activation_bytes(
@@ -386,8 +399,9 @@ class MemoryModel:
 
         available_bytes: free memory before the weights are loaded. available_after_load: free
         memory measured afterwards; None: the weights are not loaded yet. footprint: other
-        measurements of the engine, used in place of estimates. On a CPU the pool also leaves room
-        for the workspace and a reserve, and unless the user sets its size it stays under a ceiling.
+        measurements of the engine, used in place of estimates. The pool also leaves room for the
+        workspace and captured steps, on a CPU also for a reserve; there it stays under a ceiling
+        unless the user sets its size.
         Raises OutOfMemoryError if one page and the dummy page do not fit.
         """
         rest = (
@@ -405,15 +419,15 @@ class MemoryModel:
             return costs.capacity(pages * self.page_size, self.context_len)
 
         workspace = self.workspace(capacity(min(limits)[0]), footprint)
-        graphs = self._captured() if footprint is None else footprint.captured
+        measured = None if footprint is None else footprint.captured
+        graphs = self._captured() if measured is None else measured
+        parts = {"workspace": workspace, "captured steps": graphs}
         if self.device == "cpu":
-            reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
-            parts = {"workspace": workspace, "captured steps": graphs, "reserve": reserve}
-            words = "memory available, less " + ", ".join(
-                f"{format_bytes(size)} of {what}" for what, size in parts.items() if size
-            )
-            limits.append((rest - sum(parts.values()), words))
-
+            parts["reserve"] = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
+        words = "memory available, less " + ", ".join(
+            f"{format_bytes(size)} of {what}" for what, size in parts.items() if size
+        )
+        limits.append((rest - sum(parts.values()), words))
         pool_bytes, limited_by = min(limits)
         num_pages = pool_bytes // page - 1
         if num_pages < len(layout.groups):
@@ -459,7 +473,7 @@ class MemoryModel:
     def _captured(self) -> int:
         """Estimated bytes of the tensors that captured steps keep."""
         if not self.captured:
-            return 0
+            return graph_bytes(self.graph_sizes)
         return captured_bytes(self.spec, self.dtype_bytes, num_groups=len(self.layout.groups))
 
     def _option_limits(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
@@ -506,7 +520,9 @@ class MemoryModel:
                 else f"Raise --mem-fraction-static to {share:g} or more"
             )
         else:
-            advice = "Free memory, or lower --chunked-prefill-size or --max-running-requests"
+            options = ["--chunked-prefill-size", "--max-running-requests"]
+            options += ["--cuda-graph-max-bs-decode"] if self.graph_sizes.rows else []
+            advice = f"Free memory, or lower {' or '.join(options)}"
         return (
             f"There is no room for one page of KV cache: of {format_bytes(available)} available the"
             f" weights take {format_bytes(available - rest)}, and {format_bytes(max(left, 0))}"

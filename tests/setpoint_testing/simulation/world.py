@@ -187,7 +187,7 @@ class World:
         if self.storage is None:
             return SimulatedExecutor(engine, num_pages, page_size), None
         options = self.setting.options
-        config = tier_config(options, storage_config(options.tiers))
+        config = tier_config(options, storage_config(options.tiers), page_size=page_size)
         assert config is not None
         executor = TieredExecutor(engine, num_pages, page_size)
         return executor, SimulatedTiers(engine, executor, self.storage, config.block)

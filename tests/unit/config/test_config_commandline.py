@@ -103,7 +103,7 @@ def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
         ("--max-q", "--max-queued-requests"),
         ("--page", "--page-size"),
         ("--enable-torch", "--enable-torch-compile"),
-        ("--cuda-graph-max", "--cuda-graph-max-bs-decode"),
+        ("--cuda-graph-max-bs-d", "--cuda-graph-max-bs-decode"),
         ("--num-t", "--num-threads"),
     ],
 )

@@ -180,7 +180,9 @@ def test_the_memory_of_the_gpu_decides_how_large_steps_are(
     decisions = {decision.field: decision.why for decision in config.decisions}
     assert config.chunked_prefill_size == 4096
     assert decisions["chunked_prefill_size"] == "chosen for a GPU with 24.00 GiB"
-    assert decisions["mem_fraction_static"] == "steps of 4096 tokens leave this share of 24.00 GiB"
+    assert decisions["mem_fraction_static"] == (
+        "steps of 4096 tokens and 336.00 MiB of graphs leave this share of 24.00 GiB"
+    )
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("tmpfs", True), ("ext4", False), ("", False)])

@@ -216,7 +216,8 @@ def test_memory_model_knows_the_attention_backend() -> None:
     assert memory_model(decide(), SPEC, attention="torch_ref").reference_attention
     assert memory_model(decide(Options.of(attention_backend="torch_ref")), SPEC).reference_attention
     assert memory_model(decide(Options.of(dtype="float64")), SPEC).reference_attention
-    assert memory_model(decide(hardware=GPU), SPEC).reference_attention
+    assert not memory_model(decide(hardware=GPU), SPEC).reference_attention
+    assert memory_model(decide(hardware=GPU), SPEC, attention="torch_ref").reference_attention
     assert memory_model(decide(), SPEC).head_copied
     assert not memory_model(decide(Options.of(dtype="float64")), SPEC).head_copied
 
@@ -311,12 +312,13 @@ def test_what_was_found_is_not_called_given() -> None:
 def test_mem_fraction() -> None:
     assert decide().mem_fraction_static == 0.8
     assert decide(hardware=GPU).mem_fraction_static == round(
-        (80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3
+        (80 * 1024 - 512 - 1.5 * 8192 - 128 - 2 * 256 - 8 * 30) / (80 * 1024), 3
     )
     assert decide(hardware=replace(GPU, gpu_bytes=None)).mem_fraction_static == 0.95
     assert decide(Options.of(mem_fraction_static=0.3), GPU).mem_fraction_static == 0.3
     with pytest.raises(
-        ConfigError, match="no room for steps of 2048 tokens; lower --chunked-prefill-size"
+        ConfigError,
+        match=r"no room for steps of 2048 tokens and for 256\.00 MiB of graphs; lower --chunked",
     ):
         decide(hardware=replace(GPU, gpu_bytes=3 * GIB))
 

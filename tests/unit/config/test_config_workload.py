@@ -51,7 +51,7 @@ VALUES: list[tuple[str, Hardware, dict[str, Any]]] = [
             "chunked_prefill_size": 16384,
         },
     ),
-    ("offline", SMALL_GPU, {"mem_fraction_static": 0.724, "chunked_prefill_size": 4096}),
+    ("offline", SMALL_GPU, {"mem_fraction_static": 0.71, "chunked_prefill_size": 4096}),
     (
         "offline",
         replace(GPU, gpu_bytes=None),
@@ -133,8 +133,8 @@ def test_multi_turn_without_a_prefix_cache_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("argv", "flag", "kept", "words"),
     [
-        (["--chunked-prefill-size", "1000"], "page_size", 1, "not divisible by --page-size 64"),
-        (["--max-total-tokens", "32"], "page_size", 1, "less than one page of 64 tokens"),
+        (["--chunked-prefill-size", "1000"], "page_size", 8, "not divisible by --page-size 64"),
+        (["--max-total-tokens", "32"], "page_size", 16, "less than one page of 64 tokens"),
         (["--page-size", "48"], "chunked_prefill_size", 8160, "not divisible by --page-size 48"),
         (
             ["--enable-priority-scheduling"],

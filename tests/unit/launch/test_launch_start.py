@@ -143,11 +143,14 @@ def test_a_gpu_is_missed_before_anything_is_started(
     ):
         preflight(Options.of(device="cuda"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert hardware.why_no_cuda(tmp_path) == "this machine has no NVIDIA GPU or driver"
+    assert hardware.why_no_cuda(tmp_path) == (
+        "this machine has no NVIDIA GPU or driver (none of /dev/nvidiactl,"
+        " /proc/driver/nvidia/version, /dev/dxg, /dev/nvhost-ctrl exists)"
+    )
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dxg").touch()
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: False)
-    assert hardware.why_no_cuda(tmp_path) == "the installed torch is built without CUDA"
+    assert "built without CUDA (it has no lib/" in hardware.why_no_cuda(tmp_path)
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
     assert hardware.why_no_cuda(tmp_path) == ""
 

@@ -130,7 +130,10 @@ def test_an_option_that_widens_the_blocks_of_a_file_is_named() -> None:
 def test_a_context_that_does_not_fit() -> None:
     small = tiny_spec(num_parameters=1_000_000, head_dim=256, context_len=8_000_000)
     model = replace(BF16, spec=small, context_len=8_000_000)
-    assert "--context-length " in refusal(model, 1.5)
+    (context,) = map(int, re.findall(r"--context-length (\d+)", refusal(model, 1.5)))
+    assert context % 512 == 0
+    assert replace(model, context_len=context).plan(round(1.5 * GIB)).pool_tokens >= 2048
+    assert replace(model, context_len=context + 512).plan(round(1.5 * GIB)).pool_tokens < 2048
 
 
 specs = st.builds(

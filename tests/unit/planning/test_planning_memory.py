@@ -10,7 +10,8 @@ import pytest
 
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.footprint import Footprint
-from setpoint.core.limits import LOGITS_ROWS
+from setpoint.core.graph_sizes import GraphSizes
+from setpoint.core.limits import GPU_LOGITS_ROWS
 from setpoint.core.model import KeptBlocks, Pooling
 from setpoint.planning.memory import (
     CPU_POOL_BYTES,
@@ -23,6 +24,7 @@ from setpoint.planning.memory import (
     auto_mem_fraction,
     captured_bytes,
     format_bytes,
+    graph_bytes,
     max_running_requests,
     reference_attention_bytes,
     sampling_bytes,
@@ -149,13 +151,33 @@ def test_max_running_requests(
 
 
 def test_auto_mem_fraction_has_a_floor_on_large_gpus() -> None:
-    assert auto_mem_fraction(24 * GIB, step_tokens=4096) == round(
-        (24 * 1024 - 512 - 6144 - 128) / (24 * 1024), 3
+    graphs = graph_bytes(GraphSizes((1, 2, 48), (4, 8)))
+    assert graphs == (2 * 48 + 8 * 2) * MIB
+    assert auto_mem_fraction(24 * GIB, step_tokens=4096, graphs_bytes=graphs) == round(
+        (24 * 1024 - 512 - 6144 - 128 - 112) / (24 * 1024), 3
     )
-    assert auto_mem_fraction(80 * GIB, step_tokens=1) == round((80 - 10) / 80, 3)
-    assert auto_mem_fraction(24 * GIB, step_tokens=1) == auto_mem_fraction(
-        24 * GIB, step_tokens=2048
+    assert auto_mem_fraction(80 * GIB, step_tokens=1, graphs_bytes=graphs) == round(
+        (80 - 10) / 80, 3
     )
+    assert auto_mem_fraction(24 * GIB, step_tokens=1, graphs_bytes=0) == auto_mem_fraction(
+        24 * GIB, step_tokens=2048, graphs_bytes=0
+    )
+
+
+def test_graphs_of_a_gpu_are_counted_and_leave_the_pool_room() -> None:
+    sizes = GraphSizes((1, 2, 4), (4, 8, 12))
+    model = replace(GPU_MODEL, mem_fraction_static=0.999, graph_sizes=sizes)
+    plan, without = (
+        replace(model, graph_sizes=each).plan(GIB) for each in (sizes, GraphSizes((), ()))
+    )
+    assert (plan.graphs_bytes, without.graphs_bytes) == (32 * MIB, 0)
+    assert "32.00 MiB of captured steps" in plan.limited_by
+    assert "reserve" not in plan.limited_by
+    assert plan.total_bytes <= GIB
+    footprint = Footprint(weights=0, rotations=0, captured=None, step_tokens=1, activations=None)
+    assert model.plan(GIB, footprint=footprint).graphs_bytes == 32 * MIB
+    with pytest.raises(OutOfMemoryError, match="or --cuda-graph-max-bs-decode"):
+        replace(model, graph_sizes=GraphSizes((600,), ())).plan(GIB)
 
 
 def test_pool_of_a_gpu_follows_the_formula() -> None:
@@ -204,10 +226,10 @@ def test_a_cpu_pool_leaves_workspace_and_reserve() -> None:
 
 
 def test_workspace_counts_what_is_touched_on_a_cpu() -> None:
-    many = replace(CPU_MODEL, context_len=1 << 20, requested_slots=1000)
+    many = replace(CPU_MODEL, context_len=1 << 20, requested_slots=200)
     on_cpu, on_gpu = many.workspace(16_000), replace(many, device="cuda").workspace(16_000)
-    tables = table_bytes(1000, context_len=1 << 20, page_size=16)
-    assert on_gpu - on_cpu == tables - (4 * (16_000 + 1000) + 8 * KIB * 1000)
+    tables = table_bytes(200, context_len=1 << 20, page_size=16)
+    assert on_gpu - on_cpu == tables - (4 * (16_000 + 1000) + 8 * KIB * 200)
 
 
 def test_reference_attention_needs_room_for_scores() -> None:
@@ -229,7 +251,7 @@ def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
     assert replace(CPU_MODEL, step_tokens=512).workspace(pool) > CPU_MODEL.workspace(pool)
     few, many = (
         replace(GPU_MODEL, step_tokens=8192, requested_slots=slots).workspace(pool)
-        for slots in (LOGITS_ROWS, LOGITS_ROWS + 1)
+        for slots in (GPU_LOGITS_ROWS, GPU_LOGITS_ROWS + 1)
     )
     assert many - few == table_bytes(1, context_len=512, page_size=16)
 

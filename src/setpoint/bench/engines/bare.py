@@ -77,7 +77,7 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     runner = build_runner(engine_config(config, spec, str(served.source.folder)))
     report = runner.report
     refuse_emulation({"kernel_level": report.level, "kernels_emulated": report.emulated})
-    pages = -(-length // config.options.memory.page_size) * len(cache_layout(spec, length).groups)
+    pages = -(-length // config.page_size) * len(cache_layout(spec, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.execution.enable_torch_compile:
         not_compiled = compile_small_steps(runner, config.options)
@@ -88,7 +88,7 @@ def _load(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -
     gc.freeze()
     return Subject(
         executor=InprocExecutor(runner),
-        page_size=config.options.memory.page_size,
+        page_size=config.page_size,
         num_groups=runner.num_groups,
         vocab_size=spec.vocab_size,
         chunk_tokens=(

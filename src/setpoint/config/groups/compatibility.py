@@ -14,24 +14,6 @@ GROUP = "Accepted without effect"
 class CompatibilityOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of SGLang's tuning guides that are accepted so that the guides' commands start."""
 
-    cuda_graph_max_bs_decode: Annotated[
-        int | None,
-        Option(
-            GROUP,
-            "Maximum requests in a decode step that is replayed from a graph.",
-            low=0,
-            no_effect="on a CPU, every step of up to 512 tokens is replayed; on a GPU, none is yet",
-        ),
-    ] = None
-    cuda_graph_backend_prefill: Annotated[
-        str | None,
-        Option(
-            GROUP,
-            "How prefill steps are replayed from a graph; the only accepted value is disabled.",
-            choices=("disabled",),
-            no_effect="no step is replayed from a graph on a GPU yet",
-        ),
-    ] = None
     tokenizer_worker_num: Annotated[
         int,
         Option(

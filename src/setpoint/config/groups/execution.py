@@ -10,6 +10,7 @@ from setpoint.config.groups.declare import Option, Range
 from setpoint.core.errors import ConfigError
 
 GROUP = "Execution"
+ATTENTION_BACKENDS = ("auto", "torch_ref", "torch_native", "cpu", "triton")
 
 
 class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +29,45 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             GROUP,
             "Attention implementation: torch_ref is the reference in plain torch and runs"
-            " everywhere (SGLang's name torch_native means the same); cpu is C++ for x86.",
-            choices=("auto", "torch_ref", "torch_native", "cpu"),
+            " everywhere (SGLang's name torch_native means the same); cpu is C++ for x86; triton is"
+            " for GPUs.",
+            choices=ATTENTION_BACKENDS,
         ),
     ] = "auto"
+    prefill_attention_backend: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Attention implementation of steps with prompt tokens; only that of all steps"
+            " (--attention-backend).",
+            choices=ATTENTION_BACKENDS,
+        ),
+    ] = None
+    decode_attention_backend: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "Attention implementation of decode steps; only that of all steps"
+            " (--attention-backend).",
+            choices=ATTENTION_BACKENDS,
+        ),
+    ] = None
+    sampling_backend: Annotated[
+        str,
+        Option(
+            GROUP,
+            "Sampling implementation: Setpoint's own, whose draws do not depend on the device.",
+            choices=("pytorch",),
+        ),
+    ] = "pytorch"
+    enable_deterministic_inference: Annotated[
+        bool,
+        Option(
+            GROUP,
+            "Promise that a row's bits do not depend on the rest of its batch. Refused where that"
+            " is not true; /server_info says which promise holds.",
+        ),
+    ] = False
     enable_torch_compile: Annotated[
         bool,
         Option(
@@ -55,14 +91,6 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
             tunable=Range(1, 256, log=True),
         ),
     ] = None
-    disable_cuda_graph: Annotated[
-        bool,
-        Option(
-            GROUP,
-            "Run every step through the model's code instead of replaying a captured step. This"
-            " applies to CPUs as well.",
-        ),
-    ] = False
     grammar_backend: Annotated[
         str,
         Option(

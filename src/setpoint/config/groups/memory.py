@@ -39,8 +39,14 @@ class MemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     page_size: Annotated[
-        int, Option(GROUP, "Tokens in a page of the KV pool.", low=1, tunable=(1, 16, 32, 64))
-    ] = 1
+        int | None,
+        Option(
+            GROUP,
+            "Tokens in a page of the KV pool; 1 on a CPU and 16 on a GPU, if not given.",
+            low=1,
+            tunable=(1, 16, 32, 64),
+        ),
+    ] = None
     disable_radix_cache: Annotated[
         bool,
         Option(

@@ -17,6 +17,7 @@ from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
+from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
@@ -79,6 +80,8 @@ class EngineConfig:
     """Seed of dummy weights."""
     capture: bool = True
     """Whether small steps are captured and replayed if possible (runner.replay_way)."""
+    graph_sizes: GraphSizes = NO_GRAPHS
+    """The sizes for which steps are captured on a device with graphs (runner.graph_way)."""
     ep_size: int = 1
     """Number of ranks that divide the experts, each expert whole: all ranks, or 1: every rank has
     a part of every expert."""
@@ -150,6 +153,7 @@ def build_runner(
         ),
         capture=config.capture,
         weight_file=weight_file,
+        graph_sizes=config.graph_sizes,
     )
     if not native:
         check_logits(runner)

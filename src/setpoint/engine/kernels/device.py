@@ -24,8 +24,8 @@ def check_device(device: torch.device) -> None:
     """Raise ConfigError if this torch cannot drive the device."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "--device cuda was asked for, but torch sees no CUDA device here; use --device cpu, or"
-            " auto."
+            f"--device cuda was asked for, but torch {torch.__version__} (built for CUDA"
+            f" {torch.version.cuda or 'none'}) sees no CUDA device here; use --device cpu, or auto."
         )
 
 

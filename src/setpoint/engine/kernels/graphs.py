@@ -27,6 +27,11 @@ class Graphs(Protocol):
         """Device memory that the graphs keep."""
         ...
 
+    @property
+    def free_bytes(self) -> int:
+        """Free memory of the device."""
+        ...
+
     def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Capture what ``launch`` does. Returns (replay, result): ``replay()`` does it again, and
         writes the tensors of the result again. Nothing in ``launch`` may wait for the device or
@@ -43,13 +48,18 @@ class CudaGraphs:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self.num_bytes = 0
 
+    @property
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
     def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             launch()
         torch.cuda.synchronize(self._device)
-        before, _ = torch.cuda.mem_get_info(self._device)
+        before = self.free_bytes
         graph = torch.cuda.CUDAGraph()
         # A collection could free tensors of another stream while this one is captured. Other
         # threads (transfers of pages) go on with their own streams.
@@ -61,8 +71,7 @@ class CudaGraphs:
                 result = launch()
         finally:
             gc.enable()
-        after, _ = torch.cuda.mem_get_info(self._device)
-        self.num_bytes += max(before - after, 0)
+        self.num_bytes += max(before - self.free_bytes, 0)
         self._graphs.append(graph)
         return graph.replay, result
 

@@ -10,19 +10,25 @@ page, and nobody reads their results.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from setpoint.core.limits import LOGITS_ROWS
+from setpoint.core.graph_sizes import NO_GRAPHS
+from setpoint.core.limits import logits_rows
+from setpoint.core.progress import report
 from setpoint.engine.kernels.graphs import make_graphs
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass, Inputs, StepLogits
 from setpoint.engine.runner.way import Ran
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,23 +52,26 @@ class GraphWay:
     def __init__(self, forward_pass: ForwardPass, backends: Backends, *, with_head: bool) -> None:
         """with_head: whether the model has logits. Raises NotCapturable with the reason, and
         KernelsUnavailable on a device without graphs."""
+        sizes = forward_pass.graph_sizes
+        if sizes == NO_GRAPHS:
+            raise NotCapturable("it is switched off")
         if not backends.attention.is_capturable:
             raise NotCapturable("its attention plans each step on the host")
         self._pass = forward_pass
         self._backends = backends
         self._graphs = make_graphs(forward_pass.device)
-        sizes = forward_pass.graph_sizes
         most = len(forward_pass.block.rows.slots)
-        # From large to small, so that the small ones find the memory of the large ones free.
-        self._decode = [
-            self._capture(size, size, with_logits=with_head and size <= LOGITS_ROWS)
-            for size in sorted(sizes.rows, reverse=True)
-            if size <= most
-        ][::-1]
-        self._extend = [
-            self._capture(size, min(size, most), with_logits=False)
-            for size in sorted(sizes.tokens, reverse=True)
-        ][::-1]
+        most_logits = logits_rows(forward_pass.device.type) if with_head else 0
+        self._decode = self._capture_all(
+            "decode",
+            [size for size in sizes.rows if size <= most],
+            lambda size: self._capture(size, size, with_logits=size <= most_logits),
+        )
+        self._extend = self._capture_all(
+            "prefill",
+            sizes.tokens,
+            lambda size: self._capture(size, min(size, most), with_logits=False),
+        )
         self.num_bytes = self._graphs.num_bytes
 
     def takes(self, batch: ForwardBatch) -> bool:
@@ -80,6 +89,37 @@ class GraphWay:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._pass.logits(hidden, self._backends)
+
+    def _capture_all(
+        self, kind: str, sizes: Sequence[int], capture: Callable[[int], Captured]
+    ) -> list[Captured]:
+        """The graphs of one kind, by size, with SGLang's lines about them
+        (docs/sglang/logs.md#start-up)."""
+        if not sizes:
+            return []
+        began, before = time.perf_counter(), self._graphs.num_bytes
+        logger.info(
+            "Capture target %s CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem=%s"
+            " GB",
+            kind,
+            _gib(self._graphs.free_bytes),
+        )
+        captured = []
+        # From large to small, so that the small ones find the memory of the large ones free.
+        for number, size in enumerate(reversed(sizes), 1):
+            what = "requests" if kind == "decode" else "tokens"
+            report(f"capturing {kind} steps, {number} of {len(sizes)}: {size} {what}")
+            captured.append(capture(size))
+        logger.info(
+            "Capture target %s CUDA graph end. bs=%s, elapsed=%.2f s, mem usage=%s GB, avail mem=%s"
+            " GB.",
+            kind,
+            list(sizes),
+            time.perf_counter() - began,
+            _gib(self._graphs.num_bytes - before),
+            _gib(self._graphs.free_bytes),
+        )
+        return captured[::-1]
 
     def _fitting(self, batch: ForwardBatch) -> Captured | None:
         """The smallest graph that the batch fits into."""
@@ -117,3 +157,7 @@ class GraphWay:
         except RuntimeError as error:
             raise NotCapturable(str(error).partition("\n")[0]) from error
         return Captured(inputs, replay, hidden, logits)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f}"

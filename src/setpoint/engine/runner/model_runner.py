@@ -19,7 +19,7 @@ from setpoint.core.cachegroups import cache_layout
 from setpoint.core.failures import log_failure
 from setpoint.core.footprint import Footprint
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
-from setpoint.core.limits import LOGITS_ROWS
+from setpoint.core.limits import logits_rows
 from setpoint.core.model import ModelSpec
 from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan, TokenMasks
@@ -133,16 +133,19 @@ class ModelRunner:
         self.report = report
         self.capture = capture
         self.graph_sizes = graph_sizes
+        self.logits_rows = logits_rows(device.type)
         self.weight_file = weight_file
         self.why_eager = "" if capture else "it is switched off"
         """Why steps, or only their logits, are not replayed; empty if both are replayed. Written
         by ``allocate``."""
 
-    def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
+    def allocate(
+        self, *, num_pages: int, max_slots: int, context_len: int, with_ways: bool = True
+    ) -> None:
         """Allocate the KV pool and the slot table. Raises OutOfMemoryError if there is no room.
 
         num_pages: number of pages; each holds ``page_size`` tokens of one of the model's cache
-        groups (``core.cachegroups``).
+        groups (``core.cachegroups``). with_ways: False captures no step.
         """
         begin = time.perf_counter()
         layout = cache_layout(self.spec, context_len)
@@ -166,11 +169,11 @@ class ModelRunner:
         )
         self.pooler = Pooler()
         self.hidden_states = HiddenStateCollector()
-        self._assemble()
+        self._assemble(with_ways=with_ways)
         self.allocate_seconds = time.perf_counter() - begin
         """How long that took, captures of steps included."""
 
-    def _assemble(self) -> None:
+    def _assemble(self, *, with_ways: bool = True) -> None:
         """Build the forward pass and the ways to run it from model, slots and pool."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos_sin = tuple(
@@ -188,7 +191,7 @@ class ModelRunner:
             self.step_block,
             self.graph_sizes,
         )
-        self._make_ways()
+        self._make_ways(capture=self.capture and with_ways)
 
     @property
     def can_be_taken_apart(self) -> bool:
@@ -270,12 +273,14 @@ class ModelRunner:
     def footprint(self, *, step_tokens: int, context_len: int) -> Footprint:
         """Measure the engine's memory with a pool of one page, so that the pool's size can be
         computed from it; call ``allocate`` again afterwards. step_tokens: size of the step whose
-        temporaries are counted."""
-        self.allocate(num_pages=1, max_slots=1, context_len=context_len)
+        temporaries are counted. Graphs of a device are not captured here, because that takes long
+        and one slot has only the smallest."""
+        recorded = reading_is_free(self.device)
+        self.allocate(num_pages=1, max_slots=1, context_len=context_len, with_ways=recorded)
         return Footprint(
             weights=self.report.weight_bytes,
             rotations=sum(table.nbytes for table in self.forward_pass.cos_sin),
-            captured=sum(way.num_bytes for way in self.ways),
+            captured=sum(way.num_bytes for way in self.ways) if recorded else None,
             step_tokens=step_tokens,
             activations=activation_bytes(self.forward_pass, self.backends, step_tokens),
         )
@@ -348,7 +353,7 @@ class ModelRunner:
         if len(plan.forced_ids):
             self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
         batch = build_batch(plan.rows, self.slots.columns["length"])
-        with_logits = 0 < len(batch.sample_slots) <= LOGITS_ROWS
+        with_logits = 0 < len(batch.sample_slots) <= self.logits_rows
         return batch, self._run(batch, ways, with_logits=with_logits)
 
     def _run(self, batch: ForwardBatch, ways: Sequence[Way], *, with_logits: bool) -> Ran:
@@ -361,11 +366,11 @@ class ModelRunner:
         self.ways.insert(0, way)
         self._has_preferred = True
 
-    def _make_ways(self) -> None:
+    def _make_ways(self, *, capture: bool) -> None:
         self._has_preferred = False
         self.ways: list[Way] = [EagerWay(self.forward_pass, self.backends)]
         """The ways that exist here, best first; the last one takes every batch."""
-        if not self.capture:
+        if not capture:
             return
         try:
             captured = captured_way(
@@ -405,10 +410,10 @@ class ModelRunner:
 
     def _sample(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
         """Sample all rows, in blocks whose logits fit in memory."""
-        ends = range(0, len(slots), LOGITS_ROWS)
+        ends = range(0, len(slots), self.logits_rows)
         return concatenate(
             [
-                self._sample_rows(forward, slots, slice(begin, begin + LOGITS_ROWS), masks)
+                self._sample_rows(forward, slots, slice(begin, begin + self.logits_rows), masks)
                 for begin in ends
             ]
         )

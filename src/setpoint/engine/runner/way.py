@@ -51,7 +51,7 @@ class Way(Protocol):
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
         """Run the forward pass. with_logits: the caller wants the logits of the sampling rows, of
-        which there are 1 to LOGITS_ROWS."""
+        which there are 1 to ``core.limits.logits_rows``."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

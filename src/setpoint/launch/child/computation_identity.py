@@ -20,7 +20,11 @@ from setpoint.engine.executor.build_runner import EngineConfig
 OF_A_NODE = ("model_folder", "num_threads", "seed", "spec")
 """Fields of EngineConfig that may differ: node 0 sends the seed, and the numbers of the spec are
 compared one by one."""
-FLAGS = {"kv_dtype": "--kv-cache-dtype", "capture": "whether steps are captured"}
+FLAGS = {
+    "kv_dtype": "--kv-cache-dtype",
+    "capture": "whether steps are captured",
+    "graph_sizes": "the sizes of graphs",
+}
 """Field -> its option, where the names differ."""
 
 

@@ -14,6 +14,7 @@ from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.cachegroups import layout_summary
 from setpoint.core.control import EngineFacts
+from setpoint.core.errors import ConfigError
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
@@ -25,7 +26,7 @@ from setpoint.engine.kernels.device import accelerator_name, check_device, claim
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.parallel.split import cached_spec
-from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 from setpoint.launch.decision_log import log_decisions
 from setpoint.observe.logline import FOR_FILES, FOR_TERMINALS, gib, ready_line
 from setpoint.planning.memory import MemoryPlan
@@ -66,6 +67,7 @@ def load_engine(
     group = ALONE if others is None else others.group
     runner = build_runner(engine, group, data)
     loaded = runner.report
+    _check_promise(loaded, options)
     weight_bytes, num_sharing = loaded.weight_bytes, 1
     if others is not None:
         weight_bytes, before = others.wait_for_weights(weight_bytes, before)
@@ -97,6 +99,19 @@ def load_engine(
         runner, config, pool_tokens=plan.pool_tokens, slots=pool.max_running_requests, left=left
     )
     return LoadedModel(runner, pool, _facts(runner, pool, left))
+
+
+def _check_promise(loaded: LoadReport, options: Options) -> None:
+    """Raise ConfigError if rows were to have the same bits in every batch, and what runs does not
+    promise it."""
+    what = "" if loaded.level else "the C++ kernels do not run here"
+    if loaded.model_impl == "transformers":
+        what = "the model runs on the transformers library's code"
+    if what and options.execution.enable_deterministic_inference:
+        raise ConfigError(
+            "--enable-deterministic-inference cannot be promised: " + what + ", and torch's"
+            " operations may round by the number of rows. Leave it out."
+        )
 
 
 def _facts(runner: ModelRunner, pool: PoolConfig, available_bytes: int) -> EngineFacts:
@@ -228,7 +243,13 @@ TAKEN = "; these are limits: memory is taken when tokens first fill it"
 
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:
     captured = sum(way.num_bytes for way in runner.ways)
-    if captured:
+    if options.execution.device != "cpu" and plan.graphs_bytes:
+        logger.info(
+            "Graphs take %s GB of memory; %s GB were planned for them.",
+            gib(captured),
+            gib(plan.graphs_bytes),
+        )
+    elif captured:
         logger.debug(
             "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
         )
@@ -247,7 +268,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
             " the whole context; shorter ones take more of the pool per token.",
             layout_summary(layout),
             plan.num_pages,
-            options.memory.page_size,
+            runner.page_size,
         )
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
 

@@ -26,8 +26,8 @@ from setpoint.scheduler.cache.manager import CacheConfig
 def cache_config(config: ResolvedConfig, pool: KVPool) -> CacheConfig:
     options = config.options
     return CacheConfig(
-        num_pages=pool.num_tokens // options.memory.page_size,
-        page_size=options.memory.page_size,
+        num_pages=pool.num_tokens // config.page_size,
+        page_size=config.page_size,
         row=pool.layout.page_row,
         enabled=not options.memory.disable_radix_cache,
         eviction_policy=options.memory.radix_eviction_policy,
@@ -48,12 +48,13 @@ def engine_config(
         quantization=options.model.quantization,
         kv_dtype=options.model.kv_cache_dtype,
         device=options.execution.device,
-        page_size=options.memory.page_size,
+        page_size=config.page_size,
         attention_backend=options.execution.attention_backend,
         model_impl=options.model.model_impl,
         num_threads=config.num_threads,
         seed=config.random_seed,
-        capture=not options.execution.disable_cuda_graph,
+        capture=not options.graphs.disable_cuda_graph,
+        graph_sizes=config.graph_sizes,
         ep_size=options.experts.ep_size,
         ep_num_redundant_experts=options.experts.ep_num_redundant_experts,
         init_expert_location=options.experts.init_expert_location,
@@ -70,7 +71,7 @@ def computation_of(job: EngineJob) -> ComputationIdentity:
 def tier_setup(job: EngineJob) -> TierSetup | None:
     """None: there are no cache tiers."""
     options, storage = job.config.options, job.config.storage
-    config = tier_config(options, storage)
+    config = tier_config(options, storage, page_size=job.config.page_size)
     if config is None:
         return None
     return TierSetup(

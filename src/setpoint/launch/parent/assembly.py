@@ -204,7 +204,7 @@ def metrics_config(
         labels_header=options.metrics.tokenizer_metrics_custom_labels_header,
         buckets=buckets_of(options.metrics),
         engine_type="unified" if (role := options.disaggregation.role) == "null" else role,
-        page_size=options.memory.page_size,
+        page_size=config.page_size,
         overlap=config.overlap_depth > 0,
         of_several=share is not None,
         startup_s={
@@ -219,11 +219,10 @@ def kv_events_info(config: ResolvedConfig) -> dict[str, Any] | None:
     """The addresses of KV events as ``/server_info`` shows them."""
     if config.events is None:
         return None
-    options = config.options
     return publisher_info(
         config.events,
-        page_size=options.memory.page_size,
-        num_ranks=options.parallel.dp_size,
+        page_size=config.page_size,
+        num_ranks=config.options.parallel.dp_size,
     )
 
 

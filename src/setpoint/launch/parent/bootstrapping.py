@@ -35,7 +35,7 @@ def bootstrapping(served: ServedModel, sock: socket.socket | None) -> Iterator[N
     facts = ServerFacts(
         attn_tp_size=options.parallel.ranks_per_engine,
         dp_size=options.parallel.dp_size,
-        page_size=options.memory.page_size,
+        page_size=served.config.page_size,
         kv_cache_dtype=options.model.kv_cache_dtype,
     )
     key = bytes.fromhex(served.handover_key)
