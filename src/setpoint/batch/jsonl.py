@@ -18,6 +18,7 @@ import msgspec
 
 from setpoint.batch.duplicates import Duplicates
 from setpoint.batch.entry import MAX_LINE_BYTES, BatchError, Entry, Marks, Problem, Survey
+from setpoint.core.plain_file import open_at_once
 from setpoint.core.wording import validation_message
 from setpoint.frontend.json_shape import excess
 
@@ -138,7 +139,7 @@ def _custom_id(line: bytes) -> str | None:
 def open_input(path: Path) -> BufferedReader[FileIO]:
     """Open a regular file for reading. Raises BatchError."""
     try:
-        file = BufferedReader(FileIO(path), 1 << 20)
+        file = BufferedReader(FileIO(path, opener=open_at_once), 1 << 20)
     except OSError as error:
         raise BatchError(f"{path} cannot be read: {error.strerror}.") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +12,10 @@ import msgspec
 from setpoint.config.bench import RESULTS, TARGET, ServingOptions
 from setpoint.config.groups.declare import Option, declared
 from setpoint.core.errors import ConfigError
+from setpoint.core.plain_file import read_plain
 
+RESULTS_MIB = 1024
+"""Most MiB of a file of results; a line takes some kB."""
 COMPARED = {
     "output_throughput": ("output, tok/s", True),
     "total_throughput": ("input and output, tok/s", True),
@@ -141,7 +143,7 @@ def _range(values: Sequence[float]) -> str:
 def _read(path: str, *, flag: str) -> list[dict[str, Any]]:
     """Read a JSON object, or one per line."""
     try:
-        text = Path(path).read_bytes()
+        text = read_plain(path, RESULTS_MIB)
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}.") from None
     try:

@@ -8,7 +8,6 @@ again; SGLang's ``random`` cuts ShareGPT's conversations instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +16,11 @@ import numpy as np
 from setpoint.bench.request_record import Prompt
 from setpoint.config.bench import DatasetOptions
 from setpoint.core.errors import ConfigError
+from setpoint.core.plain_file import read_plain
 from setpoint.frontend.text.tokenizer import Tokenizer
 
+DATASET_MIB = 4096
+"""Most MiB of a file of prompts; ShareGPT's has 670 MB."""
 NUM_WORDS = 2000
 """Number of words of the vocabulary that are used; enough for texts of realistic variety."""
 FEW_WORDS = 100
@@ -159,7 +161,7 @@ def _read(options: DatasetOptions) -> Iterator[tuple[str, str, int | None]]:
             f"--dataset-name {options.dataset_name} needs --dataset-path: nothing is downloaded."
         )
     try:
-        data = Path(options.dataset_path).read_bytes()
+        data = read_plain(options.dataset_path, DATASET_MIB)
         if options.dataset_name == "sharegpt":
             entries = msgspec.json.decode(data, type=list[dict[str, Any]])
         else:

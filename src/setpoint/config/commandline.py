@@ -25,6 +25,7 @@ from setpoint.config.keywords import as_keywords
 from setpoint.config.multi_model import named_model
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
+from setpoint.core.plain_file import SETTINGS_MIB, read_plain
 
 _POSITIONAL = "argument without a flag"
 _REST = "further arguments"
@@ -207,7 +208,7 @@ class _Reader:
         import yaml
 
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.safe_load(read_plain(path, SETTINGS_MIB).decode())
         except OSError as error:
             raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from setpoint.core.errors import CheckpointError, ConfigError
-from setpoint.core.jsonfile import read_json
+from setpoint.core.errors import ConfigError
+from setpoint.core.jsonfile import parse_json
+from setpoint.core.plain_file import read_plain
 
 Placement = tuple[int, ...]
 """The expert in each slot of a layer."""
@@ -108,8 +109,8 @@ MAP, COUNT = "physical_to_logical_map", "logical_count"
 """Keys of a file for --init-expert-location, as in SGLang."""
 LARGEST_NUMBER = 2**50
 """The largest number in such a file: sums of thousands of them still fit into int64."""
-LARGEST_FILE = 64 << 20
-"""Bytes of such a file; a hundred layers of a thousand experts take 2 MB."""
+FILE_MIB = 64
+"""Most MiB of such a file; a hundred layers of a thousand experts take 2 MB."""
 
 
 def first_placements(
@@ -139,14 +140,10 @@ def first_placements(
 def _rows(path: Path, num_layers: int) -> tuple[list[list[int]], bool]:
     """A file's numbers by layer, and whether they are counts."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
-            raise ConfigError(
-                f"--init-expert-location {path} cannot be read: it must be a regular file of at"
-                f" most {LARGEST_FILE >> 20} MiB."
-            )
-        content = read_json(path)
-    except (CheckpointError, OSError) as error:
-        raise ConfigError(f"--init-expert-location {path} cannot be read: {error}") from None
+        content = parse_json(read_plain(path, FILE_MIB).decode())
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"--init-expert-location {path} cannot be read: {why}.") from None
     given = [key for key in (MAP, COUNT) if isinstance(content, dict) and key in content]
     if len(given) != 1:
         raise ConfigError(

@@ -14,7 +14,7 @@ from setpoint.config.check import check_options
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.core.errors import ConfigError
-from setpoint.core.expert_placement import LARGEST_FILE, first_placements, trivial
+from setpoint.core.expert_placement import FILE_MIB, first_placements, trivial
 from setpoint.core.model import Mixture
 from setpoint_testing.specs import tiny_spec
 
@@ -126,7 +126,7 @@ def test_files_of_other_kinds_and_huge_ones(tmp_path: Path) -> None:
     fifo, huge = tmp_path / "fifo", tmp_path / "huge"
     os.mkfifo(fifo)
     with huge.open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)
+        file.truncate((FILE_MIB << 20) + 1)
     for path in (fifo, huge, Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match=f"{path} cannot be read: .* at most 64 MiB"):
             first_placements(str(path), **PLACES)

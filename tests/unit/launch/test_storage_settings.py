@@ -15,7 +15,6 @@ import pytest
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.tiers import (
-    MAX_FILE_BYTES,
     StorageConfig,
     TierOptions,
     check_storage,
@@ -43,13 +42,13 @@ def opener() -> Opener:
 def test_a_file_of_settings_is_a_plain_file_of_limited_size(tmp_path: Path) -> None:
     """Red before: a pipe stopped the engine for ever, and a device filled its memory."""
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    (tmp_path / "large").write_bytes(b" " * ((1 << 20) + 1))
     (tmp_path / "noise").write_bytes(b"\xff")
     for name in ("pipe", "large", "noise", "absent", "zero\0"):
-        with pytest.raises(ConfigError, match=r"plain file|larger than|cannot be read"):
+        with pytest.raises(ConfigError, match="cannot be read"):
             storage_config(options(f"@{tmp_path / name}"))
     for name in ("/dev/zero", "/tmp"):
-        with pytest.raises(ConfigError, match=r"plain file|cannot be read"):
+        with pytest.raises(ConfigError, match="plain file"):
             storage_config(options(f"@{name}"))
     (tmp_path / "right").write_text('{"path": "/x"}')
     (tmp_path / "link").symlink_to(tmp_path / "right")

@@ -31,6 +31,7 @@ from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.core.plain_file import read_plain
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.observe.logline import setup_logging
 from setpoint.offline.offline_engine import Engine
@@ -39,6 +40,8 @@ EXCEEDED = 3
 TEXTS = Path(__file__).parents[1] / "texts"
 """One file per kind of text. They were written for this benchmark, so that no model has learned
 them by heart."""
+TEXT_MIB = 1024
+"""Most MiB of the user's text."""
 REFERENCE = {"dtype": "bfloat16", "quantization": "unquant", "kv_cache_dtype": "auto"}
 """Options of the reference engine. Options that are not listed here have the user's values."""
 
@@ -175,7 +178,7 @@ def _texts(path: str | None) -> dict[str, str]:
     if path is None:
         return {file.stem: file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.txt"))}
     try:
-        return {Path(path).name: Path(path).read_text(encoding="utf-8")}
+        return {Path(path).name: read_plain(path, TEXT_MIB).decode()}
     except OSError as error:
         raise ConfigError(f"--text-file {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:

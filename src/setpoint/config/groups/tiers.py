@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
@@ -16,6 +14,7 @@ from setpoint.config.groups.values import json_object
 from setpoint.core.conversion import convert
 from setpoint.core.errors import ConfigError
 from setpoint.core.excerpt import excerpt
+from setpoint.core.plain_file import SETTINGS_MIB, read_plain
 from setpoint.core.wording import validation_message
 
 GROUP = "Cache tiers"
@@ -25,7 +24,6 @@ COMMON = frozenset(
     {"prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token", "block_tokens"}
 )
 """Settings of every backend, which hold as long as the server runs."""
-MAX_FILE_BYTES = 1 << 20
 SETTINGS: Mapping[str, frozenset[str]] = {
     "file": frozenset({"path", "max_size", "min_free_space", "eviction_ratio", "ttl_seconds"}),
     "valkey": frozenset({"url", "ttl_seconds"}),
@@ -206,19 +204,13 @@ def storage_config(options: TierOptions) -> StorageConfig:
 
 
 def _file_text(path: str) -> str:
-    """The text of @FILE. Raises ConfigError, also for what is no plain file, as a pipe may never
-    end."""
+    """The text of @FILE. Raises ConfigError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{EXTRA}: {path} is no plain file.")
-            found = file.read(MAX_FILE_BYTES + 1)
-        if len(found) > MAX_FILE_BYTES:
-            raise ConfigError(f"{EXTRA}: {path} is larger than {MAX_FILE_BYTES} bytes.")
-        return found.decode()
-    except (OSError, ValueError) as error:  # a ValueError: a zero in the path, no UTF-8 in the file
-        raise ConfigError(f"{EXTRA}: {path!r} cannot be read: {error}.") from None
+        return read_plain(path, SETTINGS_MIB).decode()
+    except OSError as error:
+        raise ConfigError(f"{EXTRA}: {path!r} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{EXTRA}: {path!r} cannot be read: it is not UTF-8 text.") from None
 
 
 def _is_plain(text: str) -> bool:

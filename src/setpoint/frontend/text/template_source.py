@@ -8,6 +8,7 @@ from typing import Any
 
 from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.jsonfile import parse_json, read_text
+from setpoint.core.plain_file import SETTINGS_MIB, read_plain
 from setpoint.frontend.text.tokenizer import read_tokenizer_config
 
 
@@ -53,7 +54,7 @@ def _read_override(path: Path) -> str:
     """The template in a file. A .json file has it under "chat_template", as Hugging Face's
     chat_template.json does; any other file is the template itself."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, SETTINGS_MIB).decode()
         template = parse_json(text)["chat_template"] if path.suffix == ".json" else text
     except FileNotFoundError:
         raise ConfigError(

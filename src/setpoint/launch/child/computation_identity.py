@@ -11,8 +11,10 @@ import msgspec
 
 from setpoint.config.groups.parallel import ParallelOptions
 from setpoint.core.errors import SetpointError
+from setpoint.core.expert_placement import FILE_MIB
 from setpoint.core.identity import short_digest, sources_digest, weights_sample
 from setpoint.core.operations import LoadWeights
+from setpoint.core.plain_file import read_plain
 from setpoint.core.version import __version__
 from setpoint.core.weightfiles import Identities, identities, weight_files
 from setpoint.engine.executor.build_runner import EngineConfig
@@ -77,7 +79,7 @@ class ComputationIdentity:
         )
         numbers["the model's quantised"] = short_digest(repr(spec.quantised).encode())
         if config.init_expert_location != "trivial":
-            content = Path(config.init_expert_location).read_bytes()
+            content = read_plain(config.init_expert_location, FILE_MIB)
             numbers["the file of --init-expert-location"] = short_digest(content)
         values = {
             "the version of Setpoint": f"{__version__} (sources {sources_digest()})",

@@ -146,7 +146,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert find_chat_template(tmp_path, override=str(own)) == "own"
     with pytest.raises(ConfigError, match="no such file"):
         find_chat_template(tmp_path, override="chatml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: it must be a plain file"):
         find_chat_template(tmp_path, override=str(tmp_path))
     own.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not a text file"):
