@@ -33,8 +33,11 @@ exit 0
 """
 
 
-def test_a_file_that_takes_long_holds_up_no_count(tmp_path: Path) -> None:
+def test_a_file_that_takes_long_holds_up_no_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red before: "0 of 18" until the first file had ended, and never 18."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
     files = sorted(build.SOURCE_DIR.rglob("*.cpp"))
     compiler, counted = tmp_path / "compiler", tmp_path / "counted"
     compiler.write_text(
@@ -52,6 +55,35 @@ def test_a_file_that_takes_long_holds_up_no_count(tmp_path: Path) -> None:
         build.compile_library(str(compiler), "scalar", tmp_path / "made" / "x.so")
     assert counts == list(range(len(files) + 1))
     assert (tmp_path / "made" / "x.so").exists()
+
+
+COUNTS = """#!/bin/bash
+# Notes how many calls there are at a time.
+touch {running}/$$
+ls {running} | wc -l >>{counts}
+sleep 0.2
+rm {running}/$$
+last=""
+for word in "$@"; do
+    [ "$last" = -o ] && touch "$word"
+    last="$word"
+done
+exit 0
+"""
+
+
+@pytest.mark.parametrize("num_cores", [1, 3])
+def test_as_many_files_as_cores_are_compiled_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int
+) -> None:
+    """Red before: all at once, with the memory of all."""
+    running, counts, compiler = tmp_path / "running", tmp_path / "counts", tmp_path / "compiler"
+    running.mkdir()
+    compiler.write_text(COUNTS.replace("{running}", str(running)).replace("{counts}", str(counts)))
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    build.compile_library(str(compiler), "scalar", tmp_path / "made" / "x.so")
+    assert max(map(int, counts.read_text().split())) == num_cores
 
 
 HANGS = """#!/bin/bash

@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -235,36 +235,47 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
     with _scratch(target.parent) as scratch:
         objects = {source: f"{scratch}/{source.stem}.o" for source in _sources()}
         missing = {source: built for source, built in objects.items() if not _take(finished, built)}
-        running = {
-            subprocess.Popen(
-                [
-                    *(compiler, *FLAGS, *_flags(level, more=more)),
-                    *("-iquote", str(SOURCE_DIR), "-c", "-o", built, str(source)),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ): built
-            for source, built in missing.items()
-        }
-        with ThreadPoolExecutor(len(objects), thread_name_prefix="compiled") as threads:
-            try:
-                before = len(objects) - len(missing)
-                _report_compiled(level, before, len(objects))
-                ends = {threads.submit(_output_of, each): built for each, built in running.items()}
-                for number, end in enumerate(as_completed(ends), before + 1):
-                    code, output = end.result()
-                    if code:
-                        raise CompileError(f"{compiler} failed: {_first_error(output)}")
-                    _keep(finished, ends[end])
-                    _report_compiled(level, number, len(objects))
-            finally:
-                for process in running:
-                    process.kill()  # nothing happens to one that has ended
+        before = len(objects) - len(missing)
+        _report_compiled(level, before, len(objects))
+        command = [compiler, *FLAGS, *_flags(level, more=more), "-iquote", str(SOURCE_DIR), "-c"]
+        with contextlib.closing(_compiled(command, missing)) as compiled:
+            for number, built in enumerate(compiled, before + 1):
+                _keep(finished, built)
+                _report_compiled(level, number, len(objects))
         library = f"{scratch}/library.so"
         _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
     shutil.rmtree(finished, ignore_errors=True)  # a concurrent build has links of its own
+
+
+def _compiled(command: list[str], missing: dict[Path, str]) -> Generator[str, None, None]:
+    """Compile each source to its object, and yield the objects in the order in which they are
+    complete. As many at a time as this process has cores: each takes hundreds of MB. Raises
+    CompileError."""
+    waiting = list(missing.items())[::-1]
+    running: dict[Future[tuple[int, str]], tuple[subprocess.Popen[str], str]] = {}
+    num_cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(num_cores, thread_name_prefix="compiled") as threads:
+        try:
+            while waiting or running:
+                while waiting and len(running) < num_cores:
+                    source, built = waiting.pop()
+                    process = subprocess.Popen(
+                        [*command, "-o", built, str(source)],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
+                    running[threads.submit(_output_of, process)] = process, built
+                for end in wait(running, return_when=FIRST_COMPLETED).done:
+                    _, built = running.pop(end)
+                    code, output = end.result()
+                    if code:
+                        raise CompileError(f"{command[0]} failed: {_first_error(output)}")
+                    yield built
+        finally:
+            for process, _ in running.values():
+                process.kill()  # nothing happens to one that has ended
 
 
 def _sources() -> list[Path]:
