@@ -4,7 +4,7 @@ memory.
     PYTHONPATH=tests python -m setpoint_testing.compiled_triton --chip 90 [--only NAME] [--write]
 
 Host calls of five models' sizes are made on meta tensors, as a GPU would get them, and whatever they
-launch is compiled for the chip (``absent_gpu``). The table is checked in (tests/triton/needs.json)
+launch is compiled for the chip (``absent_gpu``). The table is checked in (tests/gpu_kernels/needs.json)
 for the version of Triton that made it; a change of a number is a change of a kernel, of its launch,
 or of Triton. Nothing of it says how fast a kernel is.
 """
@@ -27,7 +27,7 @@ from setpoint.engine.kernels.triton.ops import create
 from setpoint_testing import attention_variants
 from setpoint_testing.absent_gpu import SHARED_BYTES, AbsentGpu, Needs, without_interpreter
 
-NEEDS = Path(__file__).parents[1] / "triton/needs.json"
+NEEDS = Path(__file__).parents[1] / "gpu_kernels/needs.json"
 """Version of Triton -> chip -> name of a call -> kernel -> needs of the variants that the call is the
 first to launch."""
 CHIPS = tuple(SHARED_BYTES)

@@ -78,7 +78,8 @@ class AttentionBatch:
 
     A row's tokens have consecutive positions that end at ``kv_lens[i] - 1``; the token at position
     p sees positions of its own row up to p (how far back: ``AttentionVariant``). Position x is on
-    page ``page_table[slots[i], x // page_size]`` at offset ``x % page_size``.
+    page ``page_table[slots[i], x // page_size]`` at offset ``x % page_size``. In a step with as
+    many rows as tokens, no row has more than one.
     """
 
     positions: torch.Tensor

@@ -70,7 +70,9 @@ class GraphWay:
         self._extend = self._capture_all(
             "prefill",
             sizes.tokens,
-            lambda size: self._capture(size, min(size, most), with_logits=False),
+            # Fewer rows than tokens, because as many would be those of a decode step. A row of a
+            # step that is none has several tokens, so no step has more rows than that.
+            lambda size: self._capture(size, min(size - 1, most), with_logits=False),
         )
         self.num_bytes = self._graphs.num_bytes
 

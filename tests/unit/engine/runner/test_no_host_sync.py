@@ -103,7 +103,7 @@ def pretend_to_pin(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A device that is not the host."""
-    # Triton's kernels are counted where a driver stands in for the GPU's (tests/triton).
+    # Triton's kernels are counted where a driver stands in for the GPU's (tests/gpu_kernels).
     for table in (attention, kernels):
         monkeypatch.setitem(table.PREFERENCE, "meta", table.PREFERENCE["cuda"][-1:])
     monkeypatch.setitem(quant.PREFERENCE, ("meta", "unquant"), quant.PREFERENCE["cuda", "unquant"])
