@@ -1,7 +1,8 @@
 """Steps as graphs compute what eager steps compute, whatever the size of the graph and of the step:
 on CPU tensors, with graphs that repeat what was captured (``setpoint_testing.fake_graphs``).
 
-In float64, because torch's products on a CPU round by the number of rows.
+In float64, because torch's products on a CPU round by the number of rows; mixtures in float32, the
+widest type of the kernel in Triton that multiplies experts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from setpoint.core.progress import reported_to
 from setpoint.doctor.observations import Evidence, Facts
 from setpoint.doctor.readers.log.startup import learn
 from setpoint.engine.attention.attention_backend import AttentionShape
-from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.build_runner import DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels import ref
+from setpoint.engine.quant import grouped, linear_method
 from setpoint.engine.runner import graph_way, model_runner, way
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint_testing import interpreted_triton as interpreted_triton
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.dense_attention import DenseAttention
 from setpoint_testing.fake_graphs import FakeGraphs
@@ -56,10 +59,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraphs]:
     return made
 
 
-def make_runner(folder: Path, *, capture: bool) -> ModelRunner:
+def make_runner(
+    folder: Path, *, capture: bool, dtype: str = "float64", sizes: GraphSizes = SIZES
+) -> ModelRunner:
     spec = read_spec(folder)
     config = EngineConfig(
-        str(folder), spec, dtype="float64", kv_dtype="float64", page_size=PAGE, capture=capture
+        str(folder), spec, dtype=dtype, kv_dtype=dtype, page_size=PAGE, capture=capture
     )
     runner = build_runner(config)
     shape = AttentionShape(
@@ -67,13 +72,13 @@ def make_runner(folder: Path, *, capture: bool) -> ModelRunner:
         spec.num_kv_heads,
         spec.head_dim,
         PAGE,
-        torch.float64,
-        torch.float64,
+        DTYPES[dtype],
+        DTYPES[dtype],
         torch.device("cpu"),
         spec.value_dim,
     )
     runner.backends = replace(runner.backends, ops=ref.RefOps(), attention=DenseAttention(shape))
-    runner.graph_sizes = SIZES
+    runner.graph_sizes = sizes
     allocate_rows(runner, num_rows=SLOTS * CONTEXT // PAGE, max_slots=SLOTS, context_len=CONTEXT)
     for layer in runner.pool.layers:
         for cache in layer:
@@ -81,9 +86,11 @@ def make_runner(folder: Path, *, capture: bool) -> ModelRunner:
     return runner
 
 
-def steps(runner: ModelRunner, seed: int) -> tuple[list[list[torch.Tensor]], list[str]]:
-    """Logits of each step's sampling rows, and the way of each step: steps of 1 to 9 decode rows,
-    of chunks, and of both."""
+def steps(
+    runner: ModelRunner, seed: int, num_slots: int = SLOTS
+) -> tuple[list[list[torch.Tensor]], list[str]]:
+    """Logits of each step's sampling rows, and the way of each step: steps of 1 to ``num_slots``
+    decode rows, of chunks, and of both."""
     rng = np.random.default_rng(seed)
     driver = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE, runner.num_groups)
     logits: list[torch.Tensor] = []
@@ -95,7 +102,9 @@ def steps(runner: ModelRunner, seed: int) -> tuple[list[list[torch.Tensor]], lis
         return done
 
     runner.forward = watched
-    prompts = {slot: rng.integers(3, 120, rng.integers(1, 24)).tolist() for slot in range(SLOTS)}
+    prompts = {
+        slot: rng.integers(3, 120, rng.integers(1, 24)).tolist() for slot in range(num_slots)
+    }
     ran = []
     for slot, prompt in prompts.items():
         done = 0
@@ -110,9 +119,9 @@ def steps(runner: ModelRunner, seed: int) -> tuple[list[list[torch.Tensor]], lis
                     plan.add_row(other, other, OWN_LENGTH, 1, 1)
             ran.append(driver.run(plan).way)
             done += count
-    for count in range(1, SLOTS + 1):
+    for count in range(1, num_slots + 1):
         plan = driver.plan()
-        for slot in rng.permutation(SLOTS)[:count].tolist():
+        for slot in rng.permutation(num_slots)[:count].tolist():
             plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
         ran.append(driver.run(plan).way)
     runner.forward = forward
@@ -126,16 +135,42 @@ def test_graphs_compute_what_eager_steps_compute(
 ) -> None:
     folder = write_tiny(tmp_path, FAMILIES[family].config)
     replayed, eager = (make_runner(folder, capture=capture) for capture in (True, False))
-    assert not replayed.why_eager
-    (first, ways), (second, _) = steps(replayed, 1), steps(eager, 1)
-    assert set(ways) == {"graph", "eager"}
+    ways = compare(replayed, eager, SLOTS, rtol=1e-9, atol=1e-11)
     assert graphs[0].num_captured == len(SIZES.rows) + len(SIZES.tokens)
     assert graphs[0].num_replays == ways.count("graph") > 10
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("family", sorted(MIXTURES))
+def test_graphs_of_mixtures_compute_what_eager_steps_compute(
+    family: str, tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(grouped.PLAIN, "cpu", grouped.TritonExperts)
+    monkeypatch.setitem(linear_method.PREFERENCE, ("cpu", "unquant"), ("plain",))
+    folder = write_tiny(tmp_path, FAMILIES[family].config)
+    sizes = GraphSizes((2,), (8,))
+    replayed, eager = (
+        make_runner(folder, capture=capture, dtype="float32", sizes=sizes)
+        for capture in (True, False)
+    )
+    ways = compare(replayed, eager, 2, rtol=1e-3, atol=1e-4)
+    assert graphs[0].num_captured == 2
+    assert graphs[0].num_replays == ways.count("graph") >= 3
+
+
+def compare(
+    replayed: ModelRunner, eager: ModelRunner, num_slots: int, *, rtol: float, atol: float
+) -> list[str]:
+    """Compare the logits of the same steps on both. -> the ways of the first"""
+    assert not replayed.why_eager
+    (first, ways), (second, _) = (steps(runner, 1, num_slots) for runner in (replayed, eager))
+    assert set(ways) == {"graph", "eager"}
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
         if one is None or other is None:
             assert one is other, (number, ways[number])
         else:
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+    return ways
 
 
 def test_the_log_says_what_was_captured(

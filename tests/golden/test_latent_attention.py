@@ -18,7 +18,7 @@ from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.models.model_registry import build_model
 from setpoint.engine.quant import cpu_linear, plain
-from setpoint.engine.quant.heads import KernelHeads, LoopedHeads, of_heads
+from setpoint.engine.quant.heads import KernelHeads, LoopedHeads, StackedHeads, of_heads
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
@@ -57,6 +57,19 @@ def test_heads_on_torch() -> None:
     assert isinstance(together, LoopedHeads)
     for head, weight in enumerate(weights):
         assert torch.allclose(together(x)[:, head], weight(x[:, head]))
+
+
+def test_heads_in_one_product() -> None:
+    weights = [plain.create(FP32).pack(torch.randn(8, 6).double(), None) for _ in range(3)]
+    together, x = StackedHeads(weights), torch.randn(5, 3, 9).double()[..., :6]
+    found = together(x)
+    assert found.is_contiguous()
+    assert torch.allclose(found, LoopedHeads(weights)(x), rtol=1e-12)
+    assert torch.equal(together(x[2:3]), found[2:3])
+    for weight in weights:
+        weight.weight = weight.weight.to("meta")
+    assert isinstance(of_heads(weights), StackedHeads)
+    assert of_heads(weights)(x.to("meta")).shape == (5, 3, 8)
 
 
 @each_level

@@ -23,7 +23,10 @@ import torch
 import triton
 
 from setpoint.engine.kernels.ops import Ops, Routing
+from setpoint.engine.kernels.triton.grouped import GROUP, Scales, multiply_pairs
 from setpoint.engine.kernels.triton.ops import create
+from setpoint.engine.kernels.triton.quantising import quantise_rows
+from setpoint.engine.quant.w8a8_int8 import block_size
 from setpoint_testing import attention_variants
 from setpoint_testing.absent_gpu import SHARED_BYTES, AbsentGpu, Needs, without_interpreter
 
@@ -45,6 +48,8 @@ class Variant:
     call: Callable[[], object]
     decodes: bool = True
     """Whether a decode step launches it, whose kernels must not spill."""
+    least: int = 80
+    """The first compute capability that has it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -142,6 +147,68 @@ def mixture(routing: Routing, experts: int, sizes: Sizes, shares: bool) -> None:
     ops().combine(empty(TOKENS * routing.num_chosen, sizes.hidden), weights, shared)
 
 
+def experts(sizes: Sizes, experts: int, chosen: int, tokens: int, kind: torch.dtype = BF16) -> None:
+    """Both products of a mixture. kind: of its numbers; with scales if they have 8 bits."""
+    for inputs, outputs, per_row in (
+        (sizes.hidden, 2 * sizes.inner, chosen),
+        (sizes.inner, sizes.hidden, 1),
+    ):
+        rows = tokens * chosen // per_row
+        groups = 1 if kind == torch.int8 else -(-inputs // GROUP)
+        scales = None
+        if kind.itemsize == 1:
+            scales = Scales(
+                empty(rows, groups, dtype=FP32), empty(experts, outputs, groups, dtype=FP32)
+            )
+        multiply_pairs(
+            empty(rows, inputs, dtype=kind),
+            empty(experts, outputs, inputs, dtype=kind),
+            empty(tokens, chosen, dtype=INT32),
+            dtype=BF16,
+            biases=empty(experts, outputs) if sizes is GPT_OSS else None,
+            scales=scales,
+        )
+
+
+def rounded(sizes: Sizes, kind: torch.dtype, group: int) -> None:
+    """A product of 8 bits, of few tokens and of many."""
+    for rows in (TOKENS, 2048):
+        x = empty(rows, sizes.hidden)
+        run = block_size(sizes.hidden) if kind == torch.int8 else 1
+        codes, scales = quantise_rows(x, kind, group=group, run=run)
+        if kind == torch.int8 or group:
+            weights = empty(1, sizes.inner, sizes.hidden, dtype=kind)
+            of_weights = empty(1, sizes.inner, scales.shape[1], dtype=FP32)
+            multiply_pairs(codes, weights, None, dtype=BF16, scales=Scales(scales, of_weights))
+
+
+def products() -> Iterator[Variant]:
+    """Products with experts and of numbers of 8 bits; of many tokens, which are multiplied in other
+    tiles, too."""
+    for name, sizes, count, chosen in (("gpt-oss", GPT_OSS, 32, 4), ("deepseek", DEEPSEEK, 64, 6)):
+        for tokens in (TOKENS, 4096):
+            yield Variant(
+                f"{name} experts, {tokens} tokens",
+                lambda sizes=sizes, count=count, chosen=chosen, tokens=tokens: experts(
+                    sizes, count, chosen, tokens
+                ),
+            )
+    for dtype in (torch.float16, FP32):
+        yield Variant(
+            f"deepseek experts in {dtype}",
+            lambda dtype=dtype: [experts(DEEPSEEK, 64, 6, each, dtype) for each in (TOKENS, 4096)],
+        )
+    for kind, least in ((E4M3, 90), (torch.int8, 80)):
+        yield Variant(
+            f"deepseek experts in {kind}",
+            lambda kind=kind: [experts(DEEPSEEK, 64, 6, each, kind) for each in (TOKENS, 4096)],
+            least=least,
+        )
+    yield Variant("llama int8", lambda: rounded(LLAMA, torch.int8, 0))
+    yield Variant("llama fp8", lambda: rounded(LLAMA, E4M3, 0))
+    yield Variant("llama fp8 by 128", lambda: rounded(LLAMA, E4M3, GROUP), least=90)
+
+
 def operations() -> Iterator[Variant]:
     """The operations, at the sizes of five models."""
     grouped = Routing(8, "sigmoid", True, 2.5, num_groups=8, num_open=4, num_best=2)
@@ -174,7 +241,7 @@ def operations() -> Iterator[Variant]:
 
 def variants() -> list[Variant]:
     attention = (Variant(*each) for each in attention_variants.variants())
-    return [*operations(), *attention]
+    return [*operations(), *products(), *attention]
 
 
 def compile_for(chip: int, only: str = "") -> Found:
@@ -183,7 +250,7 @@ def compile_for(chip: int, only: str = "") -> Found:
     gpu.install()
     found: Found = {}
     for variant in variants():
-        if only in variant.name:
+        if only in variant.name and variant.least <= chip:
             gpu.needs = {}
             variant.call()
             if gpu.needs:

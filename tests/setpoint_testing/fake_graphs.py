@@ -1,7 +1,8 @@
 """Graphs on CPU tensors: what a function computes is recorded once, and computed again on the same
 tensors.
 
-Like a graph of a device, a replay repeats exactly the recorded operations on the recorded
+Kernels in Triton that are interpreted (``interpreted_triton``) are recorded, too. Like a graph of a
+device, a replay repeats exactly the recorded operations on the recorded
 addresses: values that Python read while it was captured are frozen, and nothing is allocated. So a
 captured step that depends on anything but the tensors gives wrong results here too.
 """
@@ -12,8 +13,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import GridExecutor
 
 T = TypeVar("T")
 
@@ -33,6 +39,21 @@ class _Recording(TorchDispatchMode):
             self.calls.append(lambda: _again(func, args, kwargs, kept))
         return result
 
+
+def _recording(launch: Callable[..., None]) -> Callable[..., None]:
+    """A launch of an interpreted kernel that a recording notes instead of what torch does for it."""
+
+    def launched(*args: Any, **kwargs: Any) -> None:
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, _Recording):
+                mode.calls.append(lambda: launch(*args, **kwargs))
+        with _disable_current_modes():
+            launch(*args, **kwargs)
+
+    return launched
+
+
+GridExecutor.__call__ = _recording(GridExecutor.__call__)
 
 READS = {
     torch.ops.aten._local_scalar_dense.default,

@@ -21,6 +21,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.core.errors import ConfigError
 from setpoint.core.excerpt import printable
+from setpoint.core.model import ROUNDED
 from setpoint.core.progress import reported_to
 from setpoint.launch.parent.model_report import Memory, ModelExamination, ModelReport, examine
 from setpoint.launch.parent.preflight import check_device
@@ -144,8 +145,8 @@ def _parameters(report: ModelReport) -> str:
 
 
 def _precision(report: ModelReport, *, with_counts: bool = False) -> str:
-    if report.quantization == "w8a8_int8":
-        return f"w8a8_int8 over {report.dtype}"
+    if report.quantization in ROUNDED:
+        return f"{report.quantization} over {report.dtype}"
     if not report.blocks and not report.dequantized_parameters:
         return report.dtype
     kinds = [

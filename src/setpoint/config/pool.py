@@ -13,7 +13,7 @@ from setpoint.config.quantization import keeps_blocks
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.graph_sizes import NO_GRAPHS
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import ROUNDED, ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
 
 CPU_KERNEL_DTYPES = ("bfloat16", "float32")
@@ -74,10 +74,9 @@ def memory_model(
         device=options.execution.device,
         dtype_bytes=config.dtype_bytes,
         quantization=options.model.quantization,
-        blocks_kept=keeps_blocks(options),
+        blocks_kept=keeps_blocks(options, model),
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=(kernels or options.model.quantization == "w8a8_int8")
-        and model.pooling is None,
+        head_copied=(kernels or options.model.quantization in ROUNDED) and model.pooling is None,
         reference_attention=attention == "torch_ref",
         page_size=config.page_size,
         context_len=config.context_len,

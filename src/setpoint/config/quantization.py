@@ -5,36 +5,35 @@ from __future__ import annotations
 from setpoint.config.decisions import Book
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ROUNDED, W8A8, ModelSpec
 from setpoint.core.quantised import QUANTIZATIONS, method_of
 
 
-def keeps_blocks(options: Options) -> bool:
-    """Whether the quantized blocks of a file stay as they are with these settled options."""
+def keeps_blocks(options: Options, model: ModelSpec) -> bool:
+    """Whether the model's quantized blocks stay as they are with these settled options."""
     stored = options.model.load_format != "dummy"
     return (
         stored
         and options.model.quantization in (None, BLOCKS_INT8)
-        and _blocks_run(options.execution.device, options.model.dtype, options.model.model_impl)
+        and _blocks_run(
+            model, options.execution.device, options.model.dtype, options.model.model_impl
+        )
     )
 
 
-def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
-    """Whether the quantized blocks of a file can be multiplied without dequantizing them first."""
-    return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
+def _blocks_run(model: ModelSpec, device: str, dtype: str, model_impl: str) -> bool:
+    """Whether the model's quantized blocks can be multiplied without dequantizing them first."""
+    on_gpu = model.blocks is not None and set(model.blocks.kinds) == {"FP8"}
+    runs = device == "cpu" or (device == "cuda" and on_gpu)
+    return runs and dtype == "bfloat16" and model_impl != "transformers"
 
 
 def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
     """Settle ``--quantization``. Raises ConfigError if it cannot be honoured."""
     asked, given = book.options.model.quantization, ""
-    runs = _blocks_run(device, dtype, book.get("model_impl"))
+    runs = _blocks_run(model, device, dtype, book.get("model_impl"))
     if _is_of_folder(asked, model, runs=runs):
         asked, given = None, f"given as {asked}, which is what the folder has; "
-    if asked == "w8a8_int8" and device != "cpu":
-        raise ConfigError(
-            f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
-            " cpu."
-        )
     if asked == BLOCKS_INT8:
         _blocks_int8(book, model, device, dtype)
     if asked is not None:
@@ -43,6 +42,11 @@ def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -
         why = "weights stay as they are in the checkpoint"
         if model.quantised:
             why = "the codes of the folder are dequantized at load"
+    elif runs and device != "cpu":
+        why = (
+            "the FP8 codes of the folder are multiplied as they are by activations that are rounded"
+            " to 8 bits; unquant dequantizes them at load"
+        )
     elif runs:
         kinds = " and ".join(model.blocks.kinds)
         as_asked = " or, of W8A8, as the folder asks" if W8A8 in model.blocks.kinds else ""
@@ -55,7 +59,7 @@ def settle_quantization(book: Book, model: ModelSpec, device: str, dtype: str) -
         whose = "codes of the folder" if model.quantised else "blocks of the file"
         why = (
             f"the {whose} are dequantized at load; only Setpoint's own models in"
-            " bfloat16 on a CPU multiply them as they are"
+            " bfloat16 on a CPU multiply them as they are, and on a GPU if all are FP8"
         )
     book.put("quantization", None, given + why)
 
@@ -68,9 +72,11 @@ def _is_of_folder(asked: str | None, model: ModelSpec, *, runs: bool) -> bool:
     if not any(asked in names for names in QUANTIZATIONS.values()):
         return False
     method = method_of(model.config)
+    if asked in ROUNDED and not method and model.blocks is None:
+        return False
     if asked in QUANTIZATIONS.get(method, ()):
         return True
-    rounded = "use w8a8_int8, which rounds weights to 8 bits when they are loaded, or leave it out"
+    rounded = f"use {' or '.join(ROUNDED)}, which round weights to 8 bits at load, or leave it out"
     if method or model.blocks is not None:
         instead = "leave --quantization out"
         has = f"has {method} weights" if method else "has the quantized blocks of a GGUF file"
@@ -92,7 +98,7 @@ def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
             f" GGUF file or quantized folder by activations of 8 bits, and this model has {has};"
             " leave it out, or use w8a8_int8."
         )
-    if not _blocks_run(device, dtype, book.get("model_impl")):
+    if device != "cpu" or not _blocks_run(model, device, dtype, book.get("model_impl")):
         raise ConfigError(
             f"--quantization {BLOCKS_INT8} needs one of Setpoint's own models in bfloat16 on a CPU;"
             " leave it out, or --dtype, --device and --model-impl."

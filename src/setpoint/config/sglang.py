@@ -363,8 +363,8 @@ INSTEAD = {
     "--kv-cache-dtype": "The smallest KV cache types of this version are fp8_e4m3 and fp8_e5m2.",
     "--moe-a2a-backend": ("Every rank has all tokens, so no all-to-all is needed. Leave it out."),
     "--quantization": (
-        "On a CPU, w8a8_int8 stores weights in 8 bits, and blocks_int8 multiplies the blocks of a"
-        " GGUF file by activations of 8 bits. A GGUF file and a folder that is quantized already"
+        "w8a8_int8 and fp8 store weights in 8 bits. On a CPU, blocks_int8 multiplies the blocks of"
+        " a GGUF file by activations of 8 bits. A GGUF file and a folder that is quantized already"
         " need no --quantization."
     ),
     "--use-ray": (

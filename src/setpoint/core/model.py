@@ -82,6 +82,9 @@ of the activations that it meets (0: each row has its own), both fp32."""
 
 W8A8 = "W8A8"
 """The kind of block that meets activations of 8 bits by itself."""
+ROUNDED = ("w8a8_int8", "fp8")
+"""The values of --quantization that round weights to 8 bits when they are loaded. fp8 may also name
+what a folder has, and is None once it is settled."""
 BLOCKS_INT8 = "blocks_int8"
 """The value of --quantization with which kept blocks meet activations that are rounded to 8
 bits."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.model import KeptBlocks
+from setpoint.core.model import ROUNDED, KeptBlocks
 from setpoint.planning.memory import USEFUL_TOKENS, MemoryModel, format_bytes
 
 GGUF_BITS = 4.85
@@ -94,7 +94,7 @@ def _least_weights(model: MemoryModel, *, is_counted: bool) -> int:
     doubtful = spec.num_layers * spec.hidden_size * spec.intermediate_size
     if not spec.tie_embeddings and "tie_word_embeddings" not in spec.config:
         doubtful += spec.vocab_size * spec.hidden_size
-    width = 1 if model.quantization == "w8a8_int8" else model.dtype_bytes
+    width = 1 if model.quantization in ROUNDED else model.dtype_bytes
     return max(least - doubtful * width, 0)
 
 
@@ -156,8 +156,8 @@ def _weight_kinds(model: MemoryModel, choices: Choices) -> Iterator[tuple[float,
     own = model.weights() / model.spec.num_parameters
     if model.spec.blocks is not None and model.blocks_kept:
         yield own, f"with as many bits for each ({8 * own:.1f} in memory)"
-    elif model.quantization == "w8a8_int8" and model.spec.blocks is None:
-        yield own, "with --quantization w8a8_int8"
+    elif model.quantization in ROUNDED and model.spec.blocks is None:
+        yield own, f"with --quantization {model.quantization}"
     else:
         wide = model.dtype_bytes > BF16_BYTES
         yield (model.dtype_bytes, "in float32") if wide else (BF16_BYTES, "in bfloat16")

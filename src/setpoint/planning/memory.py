@@ -17,7 +17,7 @@ from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.footprint import Footprint
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES, logits_rows
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import BLOCK_KINDS, ROUNDED, ModelSpec
 from setpoint.core.pagerows import CacheCosts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -78,14 +78,15 @@ def weight_bytes(
     dtype_bytes: int,
     *,
     head_copied: bool = False,
-    int8: bool = False,
+    rounded: float = 0.0,
     blocks: bool = False,
 ) -> int:
     """Bytes of the weights once they are loaded.
 
-    head_copied: a tied embedding is kept twice, packed for the head and unpacked for look-up. int8:
-    the matrices of the layers and of the head take one byte per weight; the embedding stays as it
-    is. blocks: a GGUF file's blocks are kept, and an embedding among them is kept once.
+    head_copied: a tied embedding is kept twice, packed for the head and unpacked for look-up.
+    rounded: bytes of a weight of the layers' matrices and the head, if these are rounded when they
+    are loaded; the embedding stays as it is. blocks: a GGUF file's blocks are kept, and an
+    embedding among them is kept once.
     """
     kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
     copy = (
@@ -96,7 +97,7 @@ def weight_bytes(
     wide = (spec.num_parameters + copy) * dtype_bytes
     if kept:
         wide += kept.held_bytes - kept.num_parameters * dtype_bytes
-    if not int8:
+    if not rounded:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size
     matrices = [each for name, each in spec.attention_matrices.items() if name != EXACT]
@@ -116,7 +117,7 @@ def weight_bytes(
     if spec.pooling is None:
         weights += spec.vocab_size * hidden
         channels += spec.vocab_size
-    return wide - weights * (dtype_bytes - 1) + channels * INT8_CHANNEL_BYTES
+    return wide - int(weights * (dtype_bytes - rounded)) + channels * INT8_CHANNEL_BYTES
 
 
 def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> int:
@@ -312,12 +313,14 @@ class MemoryModel:
 
     def weights(self) -> int:
         """Estimated bytes of the weights once they are loaded."""
-        int8 = self.quantization == "w8a8_int8"
+        rounded = 1.0 if self.quantization in ROUNDED else 0.0
+        if self.quantization == "fp8" and self.device == "cpu":
+            rounded = BLOCK_KINDS["FP8"].row_bytes(32) / 32
         return weight_bytes(
             self.spec,
             self.dtype_bytes,
             head_copied=self.head_copied,
-            int8=int8,
+            rounded=rounded,
             blocks=self.blocks_kept,
         )
 

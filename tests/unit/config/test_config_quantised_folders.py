@@ -8,6 +8,7 @@ import pytest
 
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
+from setpoint.config.quantization import keeps_blocks
 from setpoint.config.resolve import resolve
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import KeptBlocks, ModelSpec
@@ -51,7 +52,10 @@ def test_the_name_of_a_folder_is_accepted_for_it_only(method: str) -> None:
         else:
             with pytest.raises(ConfigError, match=rf"this model has {method} weights; leave --q"):
                 resolve(options, CPU, spec_of(method))
-        with pytest.raises(ConfigError, match="this model is not quantized; use w8a8_int8, which"):
+        if name == "fp8":
+            assert resolve(options, CPU, spec_of("")).options.model.quantization == "fp8"
+            continue
+        with pytest.raises(ConfigError, match="is not quantized; use w8a8_int8 or fp8, which"):
             resolve(options, CPU, spec_of(""))
 
 
@@ -67,6 +71,16 @@ def test_int8_weights_of_a_folder_are_used_as_they_are() -> None:
     assert "of W8A8, as the folder asks" in why(Options(), folder)
     for model in (spec_of("compressed-tensors"), replace(folder, blocks=None)):
         assert resolve(options, CPU, model).options.model.quantization == "w8a8_int8"
+
+
+def test_a_gpu_multiplies_folders_in_fp8() -> None:
+    gpu = Hardware(device="cuda", num_cores=2, available_bytes=20 * GIB)
+    for kind, words in (("FP8", "by activations that are rounded to 8 bits"), ("Q4_0", "at load")):
+        folder = spec_of("fp8", kind)
+        config = resolve(Options.of(dtype="bfloat16"), gpu, folder)
+        assert keeps_blocks(config.options, folder) == (kind == "FP8")
+        (decision,) = (each for each in config.decisions if each.field == "quantization")
+        assert words in decision.why
 
 
 def test_codes_without_blocks_are_dequantized() -> None:

@@ -3,6 +3,7 @@ machine."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import msgspec
@@ -204,11 +205,12 @@ def test_attention_backend_is_the_engines_choice_unless_given() -> None:
 
 
 def test_quantization_is_named_and_known_to_the_memory_model() -> None:
-    config = decide(Options.of(quantization="w8a8_int8"), given=frozenset({"quantization"}))
-    assert reason(config, "quantization") == Decision("quantization", "w8a8_int8", "given")
-    assert memory_model(config, SPEC).weights() < memory_model(decide(), SPEC).weights()
-    with pytest.raises(ConfigError, match="--quantization w8a8_int8 does not run on --device cuda"):
-        decide(Options.of(quantization="w8a8_int8"), GPU)
+    for name, hardware in itertools.product(("w8a8_int8", "fp8"), (CPU, GPU)):
+        options = Options.of(quantization=name)
+        config = decide(options, hardware, given=frozenset({"quantization"}))
+        assert reason(config, "quantization") == Decision("quantization", name, "given")
+        plain = memory_model(decide(hardware=hardware), SPEC)
+        assert memory_model(config, SPEC).weights() < plain.weights()
 
 
 def test_memory_model_knows_the_attention_backend() -> None:

@@ -51,16 +51,16 @@ def test_parts_by_hand() -> None:
     )
     headless, head = 4_000_000 - 2 * (3 * weights - 8 * channels), 256 * 64 + 8 * 256
     assert (
-        weight_bytes(replace(SPEC, pooling=Pooling("mean", True, 64, None, "")), 4, int8=True)
+        weight_bytes(replace(SPEC, pooling=Pooling("mean", True, 64, None, "")), 4, rounded=1)
         == headless
     )
-    assert weight_bytes(SPEC, 4, head_copied=True, int8=True) == headless + head
+    assert weight_bytes(SPEC, 4, head_copied=True, rounded=1) == headless + head
     assert (
-        weight_bytes(replace(SPEC, tie_embeddings=False), 4, int8=True)
+        weight_bytes(replace(SPEC, tie_embeddings=False), 4, rounded=1)
         == headless + head - 4 * 256 * 64
     )
     assert replace(CPU_MODEL, quantization="w8a8_int8").weights() == weight_bytes(
-        SPEC, 4, head_copied=True, int8=True
+        SPEC, 4, head_copied=True, rounded=1
     )
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert SPEC.kv_bytes_per_token(4) == TOKEN

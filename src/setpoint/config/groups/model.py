@@ -86,8 +86,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "w8a8_int8 (CPU only) rounds weights to 8 bits when they are loaded, with one scale"
-            " per output channel, and activations with one scale per token. blocks_int8 (CPU only)"
+            "w8a8_int8 rounds weights to 8 bits when they are loaded, with one scale per output"
+            " channel, and activations with one scale per token. fp8 does so in E4M3, on a CPU"
+            " without rounding activations, and may name a folder in fp8. blocks_int8 (CPU only)"
             " leaves the quantized blocks of a GGUF file or quantized folder as they are and rounds"
             " the activations that they are multiplied by to 8 bits, in products of 24 tokens or"
             " more also the weights: it is faster, but answers differ from those in bfloat16 and"

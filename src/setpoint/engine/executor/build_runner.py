@@ -18,7 +18,7 @@ from torch import nn
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
-from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, W8A8, ModelSpec
+from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ROUNDED, W8A8, ModelSpec
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
@@ -29,7 +29,7 @@ from setpoint.engine.executor.trial import check_logits
 from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
 from setpoint.engine.kernels.cpu.choices import summary
 from setpoint.engine.kernels.cpu.library import load
-from setpoint.engine.kernels.device import check_device
+from setpoint.engine.kernels.device import check_device, reading_is_free
 from setpoint.engine.kernels.host_memory import noted_mappings, why_small_pages
 from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose_ops
 from setpoint.engine.kernels.ops import Ops
@@ -213,9 +213,9 @@ def _load(
     data: DataRanks,
 ) -> tuple[nn.Module, int]:
     """Returns (model, size of its weights in bytes)."""
-    if not native and config.quantization == "w8a8_int8":
+    if not native and config.quantization in ROUNDED:
         raise ConfigError(
-            "--quantization w8a8_int8 needs a model of Setpoint's own;"
+            f"--quantization {config.quantization} needs a model of Setpoint's own;"
             f" {config.spec.architecture} runs on transformers' model, where wrong answers cannot"
             " be distinguished from rounding errors."
         )
@@ -292,7 +292,7 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
         for kind, count in sorted(kinds.items())
         if kind
     ]
-    rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
+    rest = config.quantization if config.quantization in ROUNDED else config.dtype
     how = ""
     if rounds:
         some = any(set(kind.split("+")) & (INT8_KINDS | {W8A8}) for kind in kinds)
@@ -336,6 +336,7 @@ def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fal
         architecture = config.spec.architecture
         why = f"Setpoint has no model of its own for {architecture}, which would be faster"
         found.insert(0, Fallback("model uses transformers", why))
+    found += dequantised_blocks(config, native)
     level = _level(chosen)
     if level and (why := why_no_better(level)):
         found.append(Fallback(f"C++ kernels run at the level {level}", why))
@@ -343,6 +344,25 @@ def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fal
         why += "; reading them costs up to a fifth more"
         found.append(Fallback("weights lie in small pages", why))
     return tuple(found)
+
+
+def dequantised_blocks(config: EngineConfig, native: bool) -> list[Fallback]:
+    """What blocks cost that a GPU cannot multiply."""
+    kept, device, dtype = config.spec.blocks, torch.device(config.device), _dtype(config.dtype)
+    is_on_host = reading_is_free(device)  # where blocks are left out only if an option asks for it
+    if not native or kept is None or is_on_host or config.quantization is not None:
+        return []
+    method = choose_blocks(device, dtype)
+    if method is not None and method.kinds >= set(kept.kinds):
+        return []
+    wide = kept.num_parameters * dtype.itemsize
+    return [
+        Fallback(
+            f"weights are dequantized to {config.dtype}",
+            f"no product of this GPU takes {' and '.join(kept.kinds)}; they take"
+            f" {wide / 1e9:.2f} GB instead of {kept.held_bytes / 1e9:.2f}",
+        )
+    ]
 
 
 def _level(chosen: _Chosen) -> str:

@@ -15,6 +15,7 @@ from setpoint.engine.layers.token_embedding import Embedding
 from setpoint.engine.parallel.group import UNIT, Span, spans
 from setpoint.engine.quant.linear_method import (
     BlockMethod,
+    GatedBlockMethod,
     GatedMethod,
     GgufWeight,
     LinearMethod,
@@ -208,8 +209,11 @@ class GatedLinear(Linear):
         return method.pack(weight, bias)
 
     def keep_blocks(self, method: BlockMethod, stack: Sequence[GgufWeight]) -> int:
+        self.activates = isinstance(method, GatedBlockMethod)
+        if not isinstance(method, GatedBlockMethod):
+            return super().keep_blocks(method, stack)
         (blocks,) = stack
-        self.blocks, self.activates = blocks.kind, True
+        self.blocks = blocks.kind
         return self._keep(
             method.pack_gated(blocks, None if self.bias is None else self.bias.data, self.gated)
         )

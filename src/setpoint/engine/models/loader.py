@@ -23,7 +23,7 @@ from setpoint.engine.kernels.host_memory import give_back_heap
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import CheckpointFiles, Dummy, Part
 from setpoint.engine.parallel.group import Span
-from setpoint.engine.quant.linear_method import BlockMethod, LinearMethod
+from setpoint.engine.quant.linear_method import BlockMethod, GgufWeight, LinearMethod
 
 
 def load_weights(
@@ -184,8 +184,9 @@ def _fill(
     for name, parts in parameters:
         if name == "weight" and blocks is not None and hasattr(module, "keep_blocks"):
             mixed = getattr(module, "mixes_blocks", False)
-            kept = source.read_blocks(parts, blocks.kinds, mixed=mixed)
+            kept = source.read_blocks(parts, blocks, mixed=mixed)
             if kept is not None:
+                kept = [GgufWeight(each.kind, each.rows.to(device)) for each in kept]
                 continue
         wide = name in getattr(module, "wide", ())
         own = torch.promote_types(dtype, torch.float32) if wide else dtype

@@ -30,7 +30,7 @@ from setpoint.engine.models.blocks_source import in_gguf
 from setpoint.engine.models.quantised_source import QuantisedTensor, with_matrices
 from setpoint.engine.models.stored_tensors import Slices, StoredTensor, WholeTensor, by_expert
 from setpoint.engine.parallel.group import Span
-from setpoint.engine.quant.linear_method import GgufWeight
+from setpoint.engine.quant.linear_method import BlockMethod, GgufWeight
 
 BODY, HEAD = "model.", "lm_head."
 """Prefixes of the names of the decoder's and of the head's tensors. A checkpoint that holds only a
@@ -85,7 +85,7 @@ class Dummy:
         self.notes: Counter[str] = Counter()
         """Empty: no matrix is quantised."""
 
-    def read_blocks(self, parts: list[Part], kinds: Set[str], *, mixed: bool) -> None:
+    def read_blocks(self, parts: list[Part], method: BlockMethod, *, mixed: bool) -> None:
         """None: dummy weights have no blocks."""
 
     def read_into(self, part: Part, memory: torch.Tensor) -> None:
@@ -183,18 +183,18 @@ class CheckpointFiles:
         return is_bias and not bool(self.files[name].read().any())
 
     def read_blocks(
-        self, parts: list[Part], kinds: Set[str], *, mixed: bool
+        self, parts: list[Part], method: BlockMethod, *, mixed: bool
     ) -> list[GgufWeight] | None:
         """The blocks of all ``parts``, neighbours of one kind together, if every part is kept as
-        blocks of one of ``kinds`` (of the same one, unless ``mixed``); otherwise None. Blocks
-        cannot be cut, so there are none of some columns."""
+        blocks of one of the method's kinds (of the same one, unless ``mixed``); otherwise None.
+        Blocks cannot be cut, so there are none of some columns."""
         if any(part.columns is not None for part in parts):
             return None
-        of_parts = self._kinds_of(parts, kinds, mixed=mixed)
+        of_parts = self._kinds_of(parts, method.kinds, mixed=mixed)
         if of_parts is None:
             return None
         for part, kind in zip(parts, of_parts, strict=True):
-            self._note(part, kind)
+            self._note(part, kind, rounds=kind in method.rounds)
         return [
             GgufWeight(kind, _together([self._read_part(part, kind) for _, part in neighbours]))
             for kind, neighbours in groupby(zip(of_parts, parts, strict=True), itemgetter(0))
@@ -230,12 +230,15 @@ class CheckpointFiles:
             )
         return found
 
-    def _note(self, part: Part, kind: str) -> None:
+    def _note(self, part: Part, kind: str, *, rounds: bool = False) -> None:
         """Count what is done otherwise than the folder asks, if it has this matrix as codes. kind:
-        of its blocks; "": it is read as values."""
+        of its blocks; "": it is read as values. rounds: whether its method rounds activations."""
         if (tensor := self.quantised.get(part.name)) is None:
             return
-        if note := tensor.matrix.note or (NO_ROUNDING if tensor.matrix.activations else ""):
+        note = tensor.matrix.note or (NO_ROUNDING if tensor.matrix.activations else "")
+        if rounds and tensor.matrix.is_float:
+            note = note.removeprefix(NO_ROUNDING).removeprefix(" and ")
+        if note:
             self.notes[note] += kind != W8A8
         if self._with_blocks and not kind:
             self.notes[f"are dequantized to bfloat16 when loaded: {tensor.why_no_blocks()}"] += 1

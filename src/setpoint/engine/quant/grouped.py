@@ -11,8 +11,11 @@ import torch
 
 from setpoint.engine.kernels.cpu.calls import ExpertsCall, Int8LinearCall, LinearCall
 from setpoint.engine.kernels.cpu.library import Kernels
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.triton.availability import require_triton
 from setpoint.engine.quant.linear_method import PackedWeight
 from setpoint.engine.quant.plain import PlainWeight
+from setpoint.engine.quant.rounded import RoundedWeight
 
 
 class GroupedWeight(Protocol):
@@ -68,8 +71,8 @@ class LoopedExperts:
 
 
 class StackedExperts:
-    """Implements GroupedWeight with torch's grouped product, for unchanged weights on devices other
-    than CPUs: no number goes back to the host. Has not run on a GPU."""
+    """Implements GroupedWeight with torch's grouped product, for unchanged weights where Triton
+    cannot run: no number goes back to the host. Has not run on a GPU."""
 
     def __init__(self, weights: Sequence[PlainWeight], first: int = 0) -> None:
         self.num_bytes = sum(weight.num_bytes for weight in weights)
@@ -102,6 +105,50 @@ class StackedExperts:
         if self._biases is not None:
             found += self._biases[pairs[order].clamp(max=self.num_experts - 1)]
         return torch.empty_like(found).index_copy_(0, order, found)
+
+
+class TritonExperts:
+    """Implements GroupedWeight on the Triton kernel (kernels/triton/grouped.py), for unchanged
+    weights and those of 8 bits: no number goes back to the host, and a row's bits do not depend on
+    the other rows. Has not run on a GPU."""
+
+    def __init__(self, weights: Sequence[PlainWeight], first: int = 0) -> None:
+        self.num_bytes = sum(weight.num_bytes for weight in weights)
+        self.num_experts = len(weights)
+        self._first = first
+        self._stacks: dict[str, torch.Tensor] = {}
+        """Each tensor that a weight has, of all of them."""
+        one = weights[0]
+        self._rounding = one.rounding if isinstance(one, RoundedWeight) else None
+        self.replace(weights)
+
+    def replace(self, weights: Sequence[PlainWeight]) -> None:
+        for name in ("weight", "bias", "scales"):
+            parts = [getattr(weight, name, None) for weight in weights]
+            if parts[0] is None:
+                continue
+            # All at once, because weights that stay may be views of what is overwritten.
+            together = torch.stack(parts)
+            self._stacks.setdefault(name, together).copy_(together)
+            for weight, part in zip(weights, self._stacks[name], strict=True):
+                setattr(weight, name, part)  # so that it is held once
+
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        from setpoint.engine.kernels.triton.grouped import Scales, multiply_pairs
+
+        rows, scales = x, None
+        if self._rounding is not None:
+            rows, of_rows = self._rounding(x)
+            scales = Scales(of_rows, self._stacks["scales"])
+        return multiply_pairs(
+            rows,
+            self._stacks["weight"],
+            ids,
+            dtype=x.dtype,
+            first=self._first,
+            biases=self._stacks.get("bias"),
+            scales=scales,
+        )
 
 
 class KernelExperts:
@@ -150,7 +197,15 @@ class KernelExperts:
         return out
 
 
-PLAIN = {"cpu": LoopedExperts}
+def _on_gpu(weights: Sequence[PlainWeight], first: int) -> GroupedWeight:
+    try:
+        require_triton(weights[0].weight.dtype)
+    except KernelsUnavailable:  # the operations (kernels.kernel_registry) say why
+        return StackedExperts(weights, first)
+    return TritonExperts(weights, first)
+
+
+PLAIN = {"cpu": LoopedExperts, "cuda": _on_gpu}
 """Device type -> how unchanged weights are grouped there, if not by StackedExperts."""
 
 
@@ -161,6 +216,8 @@ def group(weights: Sequence[PackedWeight], first: int = 0) -> GroupedWeight:
         # Blocks of different kinds are different calls of one kernel.
         return KernelExperts(weights, first)
     one = weights[0]
+    if isinstance(one, RoundedWeight):
+        return TritonExperts(weights, first)
     if isinstance(one, PlainWeight):
         return PLAIN.get(one.weight.device.type, StackedExperts)(weights, first)
     return LoopedExperts(weights, first)

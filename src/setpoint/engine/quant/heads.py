@@ -10,6 +10,7 @@ import torch
 from setpoint.engine.kernels.cpu.calls import HeadsCall, LinearCall
 from setpoint.engine.quant.cpu_linear import PanelWeight
 from setpoint.engine.quant.linear_method import PackedWeight
+from setpoint.engine.quant.plain import PlainWeight
 
 
 class LoopedHeads:
@@ -23,6 +24,20 @@ class LoopedHeads:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         heads = zip(self._weights, x.unbind(1), strict=True)
         return torch.stack([weight(each.contiguous()) for weight, each in heads], dim=1)
+
+
+class StackedHeads:
+    """The same in one operation of torch, for unchanged weights on devices other than CPUs. Has not
+    run on a GPU."""
+
+    def __init__(self, weights: Sequence[PlainWeight]) -> None:
+        self.num_bytes = sum(weight.num_bytes for weight in weights)
+        self._weights = torch.stack([weight.weight for weight in weights])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty((*x.shape[:2], self._weights.shape[1]))
+        torch.bmm(x.transpose(0, 1), self._weights.transpose(1, 2), out=out.transpose(0, 1))
+        return out
 
 
 class KernelHeads:
@@ -60,8 +75,15 @@ class KernelHeads:
         return out
 
 
+PLAIN = {"cpu": LoopedHeads}
+"""Device type -> how unchanged weights are multiplied there, if not by StackedHeads."""
+
+
 def of_heads(weights: Sequence[PackedWeight]) -> PackedWeight:
     """The weights of all heads, which one method has packed."""
     if all(isinstance(weight, PanelWeight) for weight in weights):
         return KernelHeads(weights)
+    one = weights[0]
+    if isinstance(one, PlainWeight):
+        return PLAIN.get(one.weight.device.type, StackedHeads)(weights)
     return LoopedHeads(weights)

@@ -81,6 +81,11 @@ class BlockMethod(Protocol):
         of all."""
         ...
 
+
+@runtime_checkable
+class GatedBlockMethod(BlockMethod, Protocol):
+    """A method that activates gated layers, too."""
+
     def pack_gated(
         self, blocks: GgufWeight, bias: torch.Tensor | None, gate: GateActivation
     ) -> PackedWeight:
@@ -110,7 +115,11 @@ METHODS = {
     "packed": "setpoint.engine.quant.packed:create",
     "cpu": "setpoint.engine.quant.cpu_linear:create",
     "w8a8_int8_cpu": "setpoint.engine.quant.w8a8_int8_cpu:create",
+    "w8a8_int8": "setpoint.engine.quant.rounded:create_int8",
     "w8a8_int8_ref": "setpoint.engine.quant.w8a8_int8:create",
+    "fp8": "setpoint.engine.quant.rounded:create_fp8",
+    "fp8_cpu": "setpoint.engine.quant.fp8:create",
+    "fp8_ref": "setpoint.engine.quant.fp8:create_reference",
 }
 """Name -> factory ``create(dtype) -> LinearMethod``. The factory raises KernelsUnavailable with the
 reason if the method cannot run."""
@@ -119,9 +128,13 @@ PREFERENCE = {
     ("cpu", "unquant"): ("cpu", "packed", "plain"),
     ("cuda", "unquant"): ("plain",),
     ("cpu", "w8a8_int8"): ("w8a8_int8_cpu", "w8a8_int8_ref"),
+    ("cuda", "w8a8_int8"): ("w8a8_int8", "w8a8_int8_ref"),
+    ("cpu", "fp8"): ("fp8_cpu", "fp8_ref"),
+    ("cuda", "fp8"): ("fp8",),
     ("cpu", BLOCKS_INT8): ("cpu", "packed", "plain"),
 }
-"""(device type, quantization) -> names, best first. The last one runs everywhere."""
+"""(device type, quantization) -> names, best first. The last one runs everywhere, but
+that of fp8 on GPUs."""
 
 
 def choose_linear(
@@ -138,7 +151,10 @@ def choose_linear(
     return choose(METHODS, PREFERENCE[key], dtype)
 
 
-BLOCK_METHODS = {"cpu": "setpoint.engine.quant.blocks:create"}
+BLOCK_METHODS = {
+    "cpu": "setpoint.engine.quant.blocks:create",
+    "cuda": "setpoint.engine.quant.rounded:create_blocks",
+}
 """Device type -> factory ``create(dtype, rounded=…) -> BlockMethod``. The factory raises
 KernelsUnavailable if the method cannot run."""
 

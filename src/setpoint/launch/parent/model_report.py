@@ -282,7 +282,7 @@ def stored_of(
 ) -> tuple[Stored, ...]:
     """The matrices that a step multiplies by, by the kind in which they are held. dtype: that of
     the weights that are not quantised."""
-    plain = "int8" if memory.quantization == "w8a8_int8" else dtype
+    plain = {"w8a8_int8": "int8", "fp8": "FP8"}.get(memory.quantization or "", dtype)
     if not description.tensors:
         head = spec.vocab_size * spec.hidden_size
         mixture, experts = spec.mixture, 0
