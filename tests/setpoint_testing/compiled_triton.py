@@ -16,12 +16,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
 import triton
 
+from setpoint.engine.kernels.device_sampling import (
+    DeviceMasks,
+    DeviceRows,
+    Draws,
+    TokenEntries,
+)
 from setpoint.engine.kernels.ops import Ops, Routing
 from setpoint.engine.kernels.triton.grouped import GROUP, Scales, multiply_pairs
 from setpoint.engine.kernels.triton.ops import create
@@ -138,6 +144,23 @@ def choose(sizes: Sizes) -> None:
     ops().soft_cap(logits, 30.0)
 
 
+def sample(kind: torch.dtype) -> None:
+    """What steps launch that need penalties, biases, masks and every kind of draw."""
+    kernels, vocabulary = ops().sampling, QWEN3.vocabulary
+    logits = empty(TOKENS, vocabulary, dtype=kind)
+    entries = TokenEntries(empty(2 * TOKENS + 1, dtype=INT32), IDS, empty(TOKENS, dtype=FP32))
+    known = empty(SLOTS, 4096, dtype=INT32)
+    rows = DeviceRows(empty(TOKENS, 16, dtype=INT32), IDS, known, entries)
+    masks = DeviceMasks(IDS, empty(3, vocabulary // 32, dtype=INT32))
+    kernels.edit(logits, rows, masks, in_place=True)
+    for few in (rows, replace(rows, entries=None)):
+        kernels.edit(logits, few, masks, in_place=False)
+        kernels.edit(logits, few, None, in_place=False)
+    for draws in Draws:
+        kernels.choose(logits, rows, draws)
+    kernels.place(POSITIONS, rows)
+
+
 def mixture(routing: Routing, experts: int, sizes: Sizes, shares: bool) -> None:
     ids, weights = ops().route(empty(TOKENS, experts), routing)
     ops().place_experts(ids, empty(experts, dtype=INT64), POSITIONS)
@@ -226,6 +249,8 @@ def operations() -> Iterator[Variant]:
     yield Variant("placing", place)
     yield Variant("embedding", lambda: ops().embedding(IDS, empty(1000, 4096), 1.0))
     yield Variant("choosing", lambda: choose(LLAMA))
+    for kind in (BF16, FP32):
+        yield Variant(f"sampling {kind}", lambda kind=kind: sample(kind))
     yield Variant("silu", lambda: ops().silu_mul(empty(TOKENS, 2 * LLAMA.inner)))
     yield Variant("gelu", lambda: ops().gelu_tanh_mul(empty(TOKENS, 2 * GEMMA.inner)))
     yield Variant(

@@ -14,20 +14,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.plan import TokenMasks
+from setpoint.core.sampling import SamplingParams
 from setpoint.engine.attention import attention_backend as attention
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels import kernel_registry as kernels
 from setpoint.engine.quant import linear_method as quant
+from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.absent_gpu import AbsentGpu, Launch
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.plans import Driver, allocate_rows
 
 PAGE, PAGES, ROWS = 16, 4, 3
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLINGS = {
+    "greedy": (GREEDY, False),
+    "greedy, masked": (GREEDY, True),
+    "whole": (SamplingParams(), False),
+    "cut": (SamplingParams(top_p=0.9, top_k=20, min_p=0.01), False),
+    "edited": (SamplingParams(top_p=0.9, frequency_penalty=1.0, logit_bias=((3, 1.0),)), False),
+    "edited, masked": (SamplingParams(top_p=0.9, frequency_penalty=1.0), True),
+}
+"""Kinds of sampling, and whether a row has a mask."""
 FREE = ("empty", "new_empty", "detach", "lift_fresh")
 """Operations of torch that launch nothing, besides views."""
 
@@ -41,13 +55,16 @@ class TorchLaunches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        if not func.is_view and not name.startswith(FREE):
+        result = func(*args, **(kwargs or {}))
+        is_view = result is args[0] if name == "to" else func.is_view
+        if not is_view and not name.startswith(FREE):
             self._launches.append(Launch(name, (0, 0, 0)))
-        return func(*args, **(kwargs or {}))
+        return result
 
 
-def decode_launches(folder: Path, family: str) -> tuple[list[str], int]:
-    """The launches of a decode step whose rows want their best tokens, and the number of layers."""
+def decode_launches(folder: Path, family: str) -> tuple[dict[str, list[str]], int]:
+    """The launches of a decode step's forward pass, those of each kind of sampling, and the number
+    of layers."""
     gpu = AbsentGpu(90)
     gpu.install()
     kernels.PREFERENCE["meta"] = ("triton",)
@@ -64,18 +81,36 @@ def decode_launches(folder: Path, family: str) -> tuple[list[str], int]:
     )  # fmt: skip
     groups = allocate_rows(runner, num_rows=ROWS * PAGES, max_slots=ROWS, context_len=PAGE * PAGES)
     driver = Driver(None, PAGE, PAGES, groups)  # type: ignore[arg-type]
+    forward, _ = _decode(runner, driver, gpu, SamplingParams(temperature=0.0), masked=False)
+    found = {"forward": forward}
+    for name, (sampling, masked) in SAMPLINGS.items():
+        _, found[name] = _decode(runner, driver, gpu, sampling, masked=masked)
+    return found, config["num_hidden_layers"]
+
+
+def _decode(
+    runner: ModelRunner, driver: Driver, gpu: AbsentGpu, sampling: SamplingParams, *, masked: bool
+) -> tuple[list[str], list[str]]:
+    """The launches of a decode step's forward pass, and of its sampling."""
     plan = driver.plan()
     for slot in range(ROWS):
-        driver.admit(plan, slot, [7] * 5)
+        driver.admit(plan, slot, [7] * 5, sampling=sampling)
         plan.add_row(slot, slot, 0, 5, 1)
     runner.sample(runner.forward(plan.build()), None)
     plan = driver.plan()
     for slot in range(ROWS):
         plan.add_row(slot, slot, 5, 1, 1)
-    del gpu.launches[:]
+    words = np.full((1, runner.spec.vocab_size // 32 + 1), -1, np.int32)
+    found = []
     with TorchLaunches(gpu.launches):
-        runner.forward(plan.build())
-    return [launch.kernel for launch in gpu.launches], config["num_hidden_layers"]
+        del gpu.launches[:]
+        forward = runner.forward(plan.build())
+        found.append([launch.kernel for launch in gpu.launches])
+        del gpu.launches[:]
+        runner.sample(forward, TokenMasks(np.zeros(1, np.int32), words) if masked else None)
+        found.append([launch.kernel for launch in gpu.launches])
+    assert forward.failures == {}
+    return found[0], found[1]
 
 
 if __name__ == "__main__":

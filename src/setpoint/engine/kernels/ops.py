@@ -17,6 +17,8 @@ from typing import Protocol
 
 import torch
 
+from setpoint.engine.kernels.device_sampling import SamplingKernels
+
 SCORINGS = {"softmax": 0, "softmax_of_chosen": 1, "sigmoid": 2}
 """Name of a scoring function -> its number in the C++ code (calls.h, Scoring)."""
 
@@ -66,6 +68,11 @@ class Routing:
 class Ops(Protocol):
     """Contract: inputs stay unchanged unless stated; outputs may reuse inputs that are said to be
     overwritten."""
+
+    @property
+    def sampling(self) -> SamplingKernels | None:
+        """The kernels that sample on a device; None: torch does it (``sampling.sampler``)."""
+        ...
 
     def place_tokens(
         self,

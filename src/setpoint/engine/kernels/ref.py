@@ -19,6 +19,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class RefOps:
     """Implements ``kernels.ops.Ops``."""
 
+    sampling = None
+
     def place_tokens(
         self,
         slots: torch.Tensor,

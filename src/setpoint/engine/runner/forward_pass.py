@@ -81,9 +81,8 @@ class ForwardPass:
 
     def send(self, batch: ForwardBatch, num_rows: int) -> None:
         """Send the batch, as a step of ``num_rows`` rows, to a device that is not the CPU."""
-        self.block.send(
-            batch, self.slots.ids.tensor, num_rows=num_rows, padding_slot=self.slots.padding_slot
-        )
+        sampling = self.slots.sampling_rows(batch.sample_slots)
+        self.block.send(batch, sampling, num_rows=num_rows, padding_slot=self.slots.padding_slot)
 
     def sample_index(self, batch: ForwardBatch) -> torch.Tensor:
         """``ForwardBatch.sample_index`` [S] of the batch that was sent last, on the device."""

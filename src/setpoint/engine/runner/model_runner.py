@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.runner.step_block import StepBlock
 from setpoint.engine.runner.step_footprint import activation_bytes
 from setpoint.engine.runner.way import Ran, Way, captured_way
+from setpoint.engine.sampling.device_sampler import sample_on_device
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
 from setpoint.engine.sampling.sampler import Sampled, concatenate, masks_of, sample
 
@@ -382,6 +383,11 @@ class ModelRunner:
             self.why_eager = captured.why_eager_head
             self.ways.insert(0, captured)
 
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether the device has kernels that sample, and knows the sampling rows."""
+        return self.step_block is not None and self.backends.ops.sampling is not None
+
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots. Returns None if no
         row samples."""
@@ -392,6 +398,11 @@ class ModelRunner:
             sampled = self._choose(forward, slots, masks)
         else:
             sampled = Sampled(answer.best, None)
+            if self._has_kernels:
+                best = answer.best.tensor[: len(slots)]
+                self.backends.ops.sampling.place(best, self.step_block.sampling)
+        if self.step_block is not None and not self._has_kernels:
+            self.step_block.append(self.slots.ids.tensor, sampled.ids.tensor[: len(slots)])
         self.slots.append(slots, sampled.ids, one_each(len(slots)))
         return sampled
 
@@ -424,10 +435,13 @@ class ModelRunner:
         whole = forward.logits
         logits = forward.way.logits(forward.hidden[block]) if whole is None else whole[block]
         best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)][block]
-        rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
-        return sample(
-            logits, rows, masks_of(masks, slots[block]), self.backends.ops, peek=peek, best=best
-        )
+        rows, ops = self.slots.sampling_rows(slots[block]), self.backends.ops
+        masks = masks_of(masks, slots[block])
+        if self._has_kernels:
+            rows = replace(rows, on_device=self.step_block.sampling.rows(block))
+            return sample_on_device(logits, rows, masks, ops, best=best)
+        peek = reading_is_free(self.device)
+        return sample(logits, rows, masks, ops, peek=peek, best=best)
 
     def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
         """Find the rows that cannot be sampled even alone, record their failures and reset their
@@ -441,6 +455,8 @@ class ModelRunner:
                 forward.failures[seq_id] = log_failure("sampling", error)
                 self.slots.reset_sampling(slot)
                 found = True
+        if found and self._has_kernels:
+            self.step_block.send_sampling(self.slots.sampling_rows(slots))
         return found
 
     @torch.inference_mode()

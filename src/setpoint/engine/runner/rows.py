@@ -171,8 +171,8 @@ class SlotTable:
 
     def append(self, slots: Ids, ids: SharedTensor, offsets: Ids) -> None:
         """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
-        ``ids`` [>= offsets[S]] stays on the device, which may be the CPU; on others, ``slots`` are
-        the sampling rows of the batch that was sent last, with one token each.
+        ``ids`` [>= offsets[S]] are on the CPU. On another device they are in the table already, one
+        of each slot.
 
         A failed row's id (-1) is stored as token 0: the sequence will be aborted, but steps with it
         may already be planned.
@@ -182,7 +182,6 @@ class SlotTable:
         known = lengths[slots]
         if self._block is not None:
             assert (counts == 1).all(), "several tokens of a row"
-            self._block.append(self.ids.tensor, ids.tensor[: len(slots)])
         else:
             positions = np.arange(offsets[-1]) + np.repeat(known - offsets[:-1], counts)
             self.ids.put_tokens(np.repeat(slots, counts), positions, ids)

@@ -1,9 +1,10 @@
 """What the host knows of a step, packed into one block and copied to the device at once.
 
 A device that is not the host gets a step's rows, the entries of the slot table that the step
-changes, and the places of the tokens that it will sample in one copy from pinned memory. The host
-writes into a ring of such blocks, so that it can pack the next step while the device still copies
-this one. The rows are at fixed addresses, so that a captured graph reads those of every step.
+changes, and the places and parameters of the tokens that it will sample in one copy from pinned
+memory. The host writes into a ring of such blocks, so that it can pack the next step while the
+device still copies this one. The rows are at fixed addresses, so that a captured graph reads those
+of every step.
 
 On the CPU there is nothing to copy, and no block: the slot table is written where it is.
 """
@@ -18,8 +19,11 @@ import numpy.typing as npt
 import torch
 
 from setpoint.core.request import Ids
-from setpoint.engine.kernels.device import Mark, marker, pinned, wait
+from setpoint.engine.kernels.device import Mark, marker, pinned, to_device, wait
+from setpoint.engine.kernels.device_sampling import DeviceRows, TokenEntries
 from setpoint.engine.runner.batch import ForwardBatch
+from setpoint.engine.sampling.columns import NUM_WORDS, SamplingRows
+from setpoint.engine.sampling.device_sampler import entry_numbers
 
 RING = 2
 """Blocks of the host: one that the device may still copy, and one that is being written."""
@@ -59,8 +63,8 @@ class StepBlock:
         """num_rows: most rows of a step. max_entries: see MAX_ENTRIES."""
         self._num_rows = num_rows
         self._max_entries = max_entries
-        self._first = _size(num_rows) + _size(num_rows) % 2  # entries begin with 8-byte numbers
-        size = self._first + 3 * max_entries
+        self._first = _size(num_rows) + _size(num_rows) % 2  # numbers of 8 bytes follow
+        size = self._first + NUM_WORDS * num_rows + 3 * max_entries
         self._hosts = [pinned(torch.zeros(size, dtype=torch.int32), device) for _ in range(RING)]
         self._copied: list[Mark | None] = [None] * RING
         """When the device has copied each of the host's blocks."""
@@ -70,6 +74,8 @@ class StepBlock:
         self.rows = StepRows(self._block, num_rows)
         """The rows of the step that was sent last, on the device."""
         self._puts: list[Entries] = []
+        self.sampling: DeviceRows
+        """The sampling rows of the step that was sent last."""
 
     def put(
         self,
@@ -84,26 +90,51 @@ class StepBlock:
         self._puts.append(Entries(table, places, np.asarray(values, np.int32)))
 
     def send(
-        self, batch: ForwardBatch, ids: torch.Tensor, *, num_rows: int, padding_slot: int
+        self, batch: ForwardBatch, sampling: SamplingRows, *, num_rows: int, padding_slot: int
     ) -> None:
-        """Copy the batch, and what was put, to the device. ids: the slot table's. num_rows: how
-        many rows the step will have; those after the batch's have ``padding_slot`` and length 0,
-        and their sample is that of the first token."""
+        """Copy the batch, its sampling rows, and what was put, to the device. num_rows: how many
+        rows the step will have; those after the batch's have ``padding_slot`` and length 0, and
+        their sample is that of the first token."""
+        first, width = self._first, sampling.history.shape[1]
+        begin = first + NUM_WORDS * len(sampling.slots)
+        lists = entry_numbers(sampling)
         for group in self._groups():
             host, turn = self._next_host(), self._turn
-            _write_rows(StepRows(host, self._num_rows), batch, ids.shape[1], num_rows, padding_slot)
-            end, written = self._first, []
-            for part in group:
-                count = len(part.places)
-                middle, begin, end = end + 2 * count, end, end + 3 * count + count % 2
-                host[begin:middle].view(torch.int64).numpy()[:] = part.places
-                host[middle : middle + count].numpy()[:] = part.values
-                written.append((part.table, begin, middle, middle + count))
-            self._block[:end].copy_(host[:end], non_blocking=True)
+            _write_rows(StepRows(host, self._num_rows), batch, width, num_rows, padding_slot)
+            host[first:begin].numpy()[:] = sampling.columns.view(np.int32)
+            end, written = _write_entries(host, begin, group)
+            last = end + len(lists) if end + len(lists) <= len(host) else end
+            host[end:last].numpy()[:] = lists[: last - end]
+            self._block[:last].copy_(host[:last], non_blocking=True)
             self._copied[turn] = self._mark()
-            for table, begin, middle, last in written:
-                places = self._block[begin:middle].view(torch.int64)
-                table.view(-1).index_put_((places,), self._block[middle:last])
+            for table, places, values in written:
+                index = self._block[places].view(torch.int64)
+                table.view(-1).index_put_((index,), self._block[values])
+        # Lists that do not fit take a copy of their own.
+        fit = last - end == len(lists)
+        sent = self._block[end:last] if fit else to_device(lists, self._block.device)
+        self._know(sampling, self._block[first:begin], sent)
+
+    def send_sampling(self, sampling: SamplingRows) -> None:
+        """Send the sampling rows of the step that was sent last once more, with other
+        parameters."""
+        parts = sampling.columns.view(np.int32), entry_numbers(sampling)
+        self._know(sampling, *(to_device(part, self._block.device) for part in parts))
+
+    def _know(self, sampling: SamplingRows, words: torch.Tensor, lists: torch.Tensor) -> None:
+        num_rows = len(sampling.slots)
+        num_ends = 2 * num_rows + 1
+        middle = (num_ends + len(lists)) // 2
+        self.sampling = DeviceRows(
+            words.view(num_rows, NUM_WORDS),
+            self.rows.next_place[:num_rows],
+            sampling.history,
+            TokenEntries(
+                lists[:num_ends], lists[num_ends:middle], lists[middle:].view(torch.float32)
+            )
+            if len(lists)
+            else None,
+        )
 
     def append(self, ids: torch.Tensor, tokens: torch.Tensor) -> None:
         """Write the sampled ``tokens`` [S], negative ones as 0, to the places in the table ``ids``
@@ -139,6 +170,21 @@ class StepBlock:
 def _size(num_rows: int) -> int:
     """Numbers of ``StepRows``."""
     return 5 * num_rows + 1
+
+
+def _write_entries(
+    host: torch.Tensor, begin: int, group: list[Entries]
+) -> tuple[int, list[tuple[torch.Tensor, slice, slice]]]:
+    """Write the entries from ``begin`` on. Returns where they end, and for each the table and where
+    its places and values are."""
+    end, written = begin, []
+    for part in group:
+        count = len(part.places)
+        middle, begin, end = end + 2 * count, end, end + 3 * count + count % 2
+        host[begin:middle].view(torch.int64).numpy()[:] = part.places
+        host[middle : middle + count].numpy()[:] = part.values
+        written.append((part.table, slice(begin, middle), slice(middle, middle + count)))
+    return end, written
 
 
 def _write_rows(

@@ -16,6 +16,7 @@ import torch
 from setpoint.core.plan import Admit
 from setpoint.core.request import Ids
 from setpoint.core.sampling import GREEDY_TEMPERATURE, TOP_K_ALL, SamplingParams
+from setpoint.engine.kernels.device_sampling import DeviceRows
 
 Columns = npt.NDArray[np.void]
 """Rows of SLOT_DTYPE."""
@@ -44,6 +45,9 @@ SLOT_DTYPE = np.dtype(
     ],
     align=True,  # so that torch accepts a column as a strided view
 )
+NUM_WORDS = SLOT_DTYPE.itemsize // 4
+"""Numbers of a row as int32, which is how a device gets it. The kernels that sample know where each
+field is."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,6 +127,13 @@ def token_lists(admit: Admit) -> TokenLists | None:
     )
 
 
+def is_held(columns: Columns) -> npt.NDArray[np.bool_]:
+    """[S]: True for rows that are below their minimum length, and must not choose their stop ids.
+    ``min_new`` is 0 for rows without any."""
+    held: npt.NDArray[np.bool_] = columns["length"] - columns["num_prompt"] < columns["min_new"]
+    return held
+
+
 @dataclass(slots=True, frozen=True)
 class SamplingRows:
     """The S sampling rows of a step."""
@@ -136,6 +147,8 @@ class SamplingRows:
     a slot's length are undefined."""
     lists: dict[int, TokenLists] = field(default_factory=dict)
     """Slot -> its lists."""
+    on_device: DeviceRows | None = None
+    """What a device with kernels that sample knows of these rows; None on others."""
 
     def facts_of(self, slot: int) -> tuple[str, ...]:
         return self.lists[slot].facts if slot in self.lists else ()

@@ -10,7 +10,7 @@ import torch
 from setpoint.core.plan import TokenMasks
 from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.ops import Ops
-from setpoint.engine.sampling.columns import SamplingRows
+from setpoint.engine.sampling.columns import SamplingRows, is_held
 
 
 def edit_logits(
@@ -21,8 +21,7 @@ def edit_logits(
     it is a copy in fp32 or wider."""
     columns = rows.columns
     penalised = np.flatnonzero(columns["penalised"])
-    # Rows that are below their minimum length; min_new is 0 for rows without stop ids.
-    held = np.flatnonzero(columns["length"] - columns["num_prompt"] < columns["min_new"])
+    held = np.flatnonzero(is_held(columns))
     biased = np.flatnonzero(columns["biased"])
     if not (len(penalised) or len(held) or len(biased)):
         if masks is not None:

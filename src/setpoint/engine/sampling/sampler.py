@@ -68,6 +68,13 @@ def sample(
         ids = ids.index_put(
             (index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1)
         )
+    return with_reports(edited, ids, rows, ops, peek=peek)
+
+
+def with_reports(
+    edited: torch.Tensor, ids: torch.Tensor, rows: SamplingRows, ops: Ops, *, peek: bool
+) -> Sampled:
+    """The tokens ``ids`` [S] of the edited logits [S, V] with what rows want to know of them."""
     logprobs = (
         output_logprobs(edited, ids.clamp(min=0), rows, ops)
         if rows.columns["logprobs"].any()

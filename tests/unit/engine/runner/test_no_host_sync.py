@@ -26,8 +26,11 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.attention import attention_backend as attention
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels import kernel_registry as kernels
+from setpoint.engine.kernels.device_sampling import DeviceMasks, DeviceRows, Draws
+from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.sampling.columns import NUM_WORDS
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.plans import Driver, allocate_rows
@@ -207,6 +210,55 @@ def test_a_step_of_greedy_rows_is_copied_at_once(elsewhere: torch.device, tmp_pa
         remote.step(plan.build())
         copies.append(remote.waits.num_copies - before)
     assert copies == [1, 1, 1, 1]
+    assert not any(remote.waits.counts.values())
+
+
+class Kernels:
+    """Stand in for the kernels of a device that sample; a meta tensor has no values anyway."""
+
+    @staticmethod
+    def edit(
+        logits: torch.Tensor, rows: DeviceRows, masks: DeviceMasks | None, *, in_place: bool
+    ) -> torch.Tensor:
+        return logits if in_place else logits.float()
+
+    @staticmethod
+    def choose(logits: torch.Tensor, rows: DeviceRows, draws: Draws) -> torch.Tensor:
+        assert rows.parameters.shape == (len(logits), NUM_WORDS)
+        return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+
+    @staticmethod
+    def place(ids: torch.Tensor, rows: DeviceRows) -> None:
+        assert len(ids) == len(rows.places)
+
+
+def test_every_kind_of_sampling_is_in_the_step_s_one_copy(
+    elsewhere: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only masks, which are known later, take another one. Reports about tokens are torch's, with
+    copies of their own."""
+    monkeypatch.setattr(RefOps, "sampling", Kernels)
+    golden = next(iter(ONE_OF_A_KIND.values()))
+    remote, driver = remote_of(golden.config, tmp_path, elsewhere)
+    masks = TokenMasks(np.array([1, 2], np.int32), np.full((2, VOCAB // 32), 5, np.int32))
+    kinds = [{name} for name in SAMPLINGS] + [set(SAMPLINGS)]
+    copies = []
+    for kind in kinds:
+        for number in range(3):
+            plan = driver.plan()
+            for slot, name in enumerate([*sorted(kind), *["greedy"] * 3]):
+                if number:
+                    plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
+                    continue
+                sampling = SAMPLINGS[name]
+                driver.admit(
+                    plan, slot, [7] * 5, sampling=sampling, stop_ids=sampling.stop_token_ids
+                )
+                plan.add_row(slot, slot, 0, 5, 1)
+            before = remote.waits.num_copies
+            remote.step(plan.build(), masks if number == 2 else None)
+            copies.append(remote.waits.num_copies - before)
+    assert copies == [1, 1, 2] * len(kinds)
     assert not any(remote.waits.counts.values())
 
 

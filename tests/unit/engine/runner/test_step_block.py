@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
+from setpoint.engine.kernels.device_sampling import DeviceRows
 from setpoint.engine.runner import step_block
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.step_block import StepBlock
+from setpoint.engine.sampling.columns import NUM_WORDS, SLOT_DTYPE, SamplingRows, TokenLists
 
 CPU = torch.device("cpu")
+NONE = np.zeros(0, np.int64)
 WIDTH, SLOTS = 12, 6
 
 
@@ -32,6 +38,55 @@ def batch_of(rng: np.random.Generator) -> ForwardBatch:
     )
 
 
+def sampling_rows(
+    rng: np.random.Generator, batch: ForwardBatch, table: torch.Tensor
+) -> SamplingRows:
+    """Some are below their minimum length, or have biases, or both."""
+    samples = len(batch.sample_slots)
+    columns = np.zeros(samples, SLOT_DTYPE)
+    columns["seed"] = rng.integers(0, 1 << 62, samples)
+    columns["top_p"] = rng.random(samples)
+    columns["biased"], columns["min_new"] = rng.random((2, samples)) < 0.3
+    lists = {
+        slot: TokenLists(
+            rng.integers(0, 100, rng.integers(1, 4)),
+            ids := rng.integers(0, 100, rng.integers(1, 4)),
+            rng.random(len(ids)).astype(np.float32),
+            np.zeros(0, np.int64),
+            (),
+        )
+        for slot in batch.sample_slots.tolist()
+    }
+    for slot, biased in zip(lists, columns["biased"], strict=True):
+        if not biased:
+            lists[slot] = replace(lists[slot], bias_ids=NONE, bias=NONE.astype(np.float32))
+    return SamplingRows(columns, batch.sample_slots, table, lists)
+
+
+def check_sampling(sent: DeviceRows, rows: SamplingRows) -> None:
+    """Whether the device knows the parameters and lists of the rows."""
+    assert sent.known is rows.history
+    assert (sent.parameters.numpy() == rows.columns.view(np.int32).reshape(-1, NUM_WORDS)).all()
+    wanted = []
+    for slot, column in zip(rows.slots.tolist(), rows.columns, strict=True):
+        lists = rows.lists[slot]
+        stops = lists.stop_ids.tolist() if column["min_new"] else []
+        wanted += [stops, list(zip(lists.bias_ids.tolist(), lists.bias.tolist(), strict=True))]
+    if sent.entries is None:
+        assert not any(wanted)
+        return
+    ends, tokens, values = (
+        tensor.tolist() for tensor in (sent.entries.ends, sent.entries.tokens, sent.entries.values)
+    )
+    found = [
+        [*zip(tokens[begin:end], values[begin:end], strict=True)]
+        if number % 2
+        else tokens[begin:end]
+        for number, (begin, end) in enumerate(pairwise(ends))
+    ]
+    assert found == wanted
+
+
 @pytest.mark.parametrize("max_entries", [5, 64])
 def test_a_device_finds_what_the_host_put(max_entries: int) -> None:
     rng = np.random.default_rng(max_entries)
@@ -49,7 +104,8 @@ def test_a_device_finds_what_the_host_put(max_entries: int) -> None:
         batch = batch_of(rng)
         n, samples = len(batch.slots), len(batch.sample_slots)
         padded = int(rng.integers(n, SLOTS + 1))
-        block.send(batch, tables[0], num_rows=padded, padding_slot=SLOTS)
+        rows = sampling_rows(rng, batch, tables[0])
+        block.send(batch, rows, num_rows=padded, padding_slot=SLOTS)
         for table, copy in zip(tables, wanted, strict=True):
             assert (table.numpy() == copy).all()
         rows_sent = block.rows
@@ -59,6 +115,12 @@ def test_a_device_finds_what_the_host_put(max_entries: int) -> None:
         assert rows_sent.cu_q[: padded + 1].tolist() == cu_q
         index = [*batch.sample_index, *[0] * (padded - samples)]
         assert rows_sent.sample_index[:padded].tolist() == index
+
+        check_sampling(block.sampling, rows)
+        rows.columns["seed"] += 1
+        block.send_sampling(rows)
+        check_sampling(block.sampling, rows)
+        assert block.sampling.places.tolist() == rows_sent.next_place[:samples].tolist()
 
         tokens = torch.from_numpy(rng.integers(-1, 500, samples))
         block.append(tables[0], tokens)
@@ -81,6 +143,12 @@ def test_the_host_waits_until_a_block_has_been_copied(monkeypatch: pytest.Monkey
 
         def __getitem__(self, part: slice) -> LateTensor:
             return LateTensor(self.block[part])
+
+        def __len__(self) -> int:
+            return len(self.block)
+
+        def view(self, *shape: int) -> LateTensor:
+            return self
 
         def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
             assert non_blocking
@@ -106,7 +174,8 @@ def test_the_host_waits_until_a_block_has_been_copied(monkeypatch: pytest.Monkey
     for slot in range(SLOTS):
         one = np.array([slot], np.int32)
         batch = ForwardBatch(1, one, np.array([0, 1], np.int32), one + 1, one, one[:0], one[:0])
-        block.send(batch, table, num_rows=SLOTS, padding_slot=SLOTS)
+        rows = SamplingRows(np.zeros(0, SLOT_DTYPE), one[:0], table)
+        block.send(batch, rows, num_rows=SLOTS, padding_slot=SLOTS)
         sent.append([slot, *[SLOTS] * (SLOTS - 1)])
     wait(len(marks))
     assert seen == sent

@@ -31,6 +31,8 @@ from setpoint.engine.kernels.ops import SCORINGS, KernelsUnavailable, Routing
 class CpuOps:
     """Implements ``kernels.ops.Ops`` for tensors of one dtype."""
 
+    sampling = None
+
     def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
         self._dtype = dtype
         self._dtype_number = DTYPES[dtype]

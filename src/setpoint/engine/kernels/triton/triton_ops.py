@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from setpoint.engine.kernels.triton import choosing, gates, norms, placing, rotary, routing
+from setpoint.engine.kernels.triton import sampling as sampling_kernels
 
 
 class TritonOps:
     """Implements ``kernels.ops.Ops`` for tensors in bf16, fp16 and fp32 on a GPU. Nothing waits for
     the device."""
 
+    sampling = sampling_kernels
     place_tokens = staticmethod(placing.place_tokens)
     embedding = staticmethod(placing.embedding)
     place_experts = staticmethod(placing.place_experts)

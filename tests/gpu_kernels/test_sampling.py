@@ -1,0 +1,386 @@
+"""Sampling in Triton, interpreted, against the sampler of the CPU. What a device is told goes through
+the block of a step, on CPU tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.plan import OWN_LENGTH, Admit, TokenMasks
+from setpoint.core.request import LogprobOptions, RequestOptions
+from setpoint.core.sampling import SamplingParams
+from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.runner import model_runner
+from setpoint.engine.runner.batch import ForwardBatch
+from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.runner.step_block import StepBlock
+from setpoint.engine.sampling import device_sampler, sampler
+from setpoint.engine.sampling.columns import SLOT_DTYPE, Columns, SamplingRows
+from setpoint.engine.sampling.distribution import distribution
+from setpoint.engine.sampling.edits import edit_logits
+from setpoint.engine.sampling.random import uniform
+from setpoint_testing import interpreted_triton as interpreted_triton
+from setpoint_testing.plans import Driver
+from setpoint_testing.tiny_models import write_tiny_llama
+
+# isort: split
+from setpoint.engine.kernels.device_sampling import Draws
+from setpoint.engine.kernels.triton import sampling
+
+CPU, CONTEXT, STOPS = torch.device("cpu"), 3000, (1, 2, 1600)
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = [
+    SamplingParams(),
+    SamplingParams(temperature=0.7),
+    SamplingParams(top_k=5, temperature=1.3),
+    SamplingParams(top_p=0.6),
+    SamplingParams(top_p=0.9, top_k=40),
+    SamplingParams(min_p=0.2),
+    SamplingParams(top_k=30, top_p=0.7, min_p=0.05),
+    SamplingParams(top_p=0.5, min_p=0.01, temperature=2.0),
+    SamplingParams(top_k=7, min_p=0.01),
+    SamplingParams(top_p=0.999999, temperature=3.0),
+]
+EDITED = [
+    SamplingParams(temperature=0.0, frequency_penalty=1.5),
+    SamplingParams(presence_penalty=-1.0, repetition_penalty=1.7, top_k=2),
+    SamplingParams(logit_bias=((4, 100.0), (9, -5.0), (1599, 3.0)), temperature=0.5),
+    SamplingParams(temperature=0.0, min_new_tokens=9000, max_new_tokens=None),
+    SamplingParams(
+        repetition_penalty=0.5,
+        presence_penalty=0.3,
+        top_p=0.9,
+        min_new_tokens=2000,
+        max_new_tokens=None,
+        logit_bias=((1, 3.0), (2, 4.0)),
+    ),
+    GREEDY,
+    SamplingParams(),
+]
+
+
+class Ops(RefOps):
+    """The reference, with kernels that sample."""
+
+    sampling = sampling
+
+
+def rows_of(
+    params: list[SamplingParams], vocabulary: int, seed: int, options: RequestOptions | None = None
+) -> SamplingRows:
+    """Rows with histories of 3 to 2,000 tokens, as a device knows them."""
+    rng, n = np.random.default_rng(seed), len(params)
+    table = SlotTable(context_len=CONTEXT, page_size=1, max_slots=n + 2, device=CPU)
+    slots = rng.permutation(n + 2)[:n].astype(np.int32)
+    admits = []
+    for slot, each in zip(slots.tolist(), params, strict=True):
+        ids = rng.integers(0, vocabulary, rng.integers(3, 2000)).astype(np.int32)
+        ids[len(ids) // 2 :] %= 50  # some occur often
+        seq_seed = int(rng.integers(0, 1 << 62))
+        more = {} if options is None else {"options": options}
+        stop_ids = tuple(token for token in STOPS if token < vocabulary)
+        admits.append(
+            Admit(slot, slot, ids, 2 * len(ids) // 3, each, seq_seed, stop_ids=stop_ids, **more)
+        )
+    table.admit(admits)
+    return on_device(table.sampling_rows(slots))
+
+
+def on_device(rows: SamplingRows) -> SamplingRows:
+    block, n = StepBlock(CPU, len(rows.slots)), len(rows.slots)
+    lengths, counts = rows.columns["length"], np.arange(n + 1, dtype=np.int32)
+    batch = ForwardBatch(n, rows.slots, counts, lengths, lengths - 1, rows.slots, counts[:n])
+    block.send(batch, rows, num_rows=n, padding_slot=n)
+    return replace(rows, on_device=block.sampling)
+
+
+def only(rows: SamplingRows, which: slice) -> SamplingRows:
+    """Some of the rows, as if there were no others."""
+    part = SamplingRows(rows.columns[which], rows.slots[which], rows.history, rows.lists)
+    return on_device(part)
+
+
+def masks_of(rows: SamplingRows, vocabulary: int, which: list[int]) -> TokenMasks:
+    rng = np.random.default_rng(vocabulary)
+    words = rng.integers(-(2**31), 2**31, (len(which), -(-vocabulary // 32))).astype(np.int32)
+    return TokenMasks(rows.slots[which], words)
+
+
+def chosen(
+    logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None = None
+) -> torch.Tensor:
+    """The device's tokens, which are in the table of ids too."""
+    sampled = device_sampler.sample_on_device(logits.clone(), rows, masks, Ops())
+    ids = sampled.ids.tensor
+    written = rows.history[rows.slots, rows.columns["length"]]
+    assert torch.equal(written, ids.clamp(min=0).int())
+    return ids
+
+
+def is_near(logits: torch.Tensor, columns: Columns, token: int, expected: int) -> bool:
+    """Whether rounding can make this row's token another one: its number falls close to the border
+    between them, or a token at a threshold is left or not."""
+    probs = distribution(logits.double().unsqueeze(0), columns, False)[0]
+    ends = probs.cumsum(0) / probs.sum()
+    number = uniform(
+        torch.from_numpy(columns["seed"].copy()), torch.from_numpy(columns["length"].astype(int))
+    )
+    before = ends[token] - probs[token] / probs.sum()
+    return bool(probs[token] > 0 and before - 2e-5 <= number <= ends[token] + 2e-5)
+
+
+def compare(params: list[SamplingParams], vocabulary: int, seed: int, spread: float = 3.0) -> None:
+    """Compare with the CPU, and each row with the row alone."""
+    rows = rows_of(params, vocabulary, seed)
+    torch.manual_seed(seed)
+    logits = torch.randn(len(params), vocabulary) * spread
+    expected = sampler.sample(logits.clone(), rows, None, RefOps(), peek=True).ids.tensor
+    found = chosen(logits, rows)
+    different = (found != expected).nonzero().flatten().tolist()
+    assert len(different) <= 1
+    edited = edit_logits(logits, rows, None, RefOps())
+    for row in different:
+        columns = rows.columns[row : row + 1]
+        assert is_near(edited[row], columns, int(found[row]), int(expected[row])), params[row]
+    for row in range(0, len(params), 3):
+        one = slice(row, row + 1)
+        assert chosen(logits[one], only(rows, one)).tolist() == found[one].tolist()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.full) for s in (1, 2, 3))])
+def test_draws_are_those_of_the_cpu(seed: int) -> None:
+    compare([*DRAWN, GREEDY], 1500 + 611 * seed, seed, spread=1.0 + seed)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 31, 1024, 1025])
+def test_vocabularies_of_few_tiles(vocabulary: int) -> None:
+    compare(DRAWN[1:7:2], vocabulary, vocabulary)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("spread", [1.0, 2.5, 5.0])
+@pytest.mark.parametrize("vocabulary", [151_936, 262_208])
+def test_draws_from_large_vocabularies(vocabulary: int, spread: float) -> None:
+    compare([*DRAWN, GREEDY], vocabulary, 7, spread)
+
+
+def test_draws_of_whole_rows_and_best_tokens_of_a_large_vocabulary() -> None:
+    compare([SamplingParams(), GREEDY, SamplingParams(top_k=20)], 151_936, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_changes_of_logits_are_those_of_the_cpu(masked: bool, dtype: torch.dtype) -> None:
+    """Bit for bit."""
+    vocabulary = 5003
+    rows = rows_of(EDITED, vocabulary, 5)
+    logits = (torch.randn(len(EDITED), vocabulary + 5) * 3).to(dtype)[:, :vocabulary]
+    masks = masks_of(rows, vocabulary, [4, 0, 6]) if masked else None
+    sent = None if masks is None else device_sampler._sent(masks, rows, CPU)
+    expected = edit_logits(logits.clone(), rows, masks, RefOps())
+    before = logits.clone()
+    found = sampling.edit(logits, rows.on_device, sent, in_place=False)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert torch.equal(logits, before)
+    part = slice(3, 5)
+    alone = sampling.edit(logits[part], rows.on_device.rows(part), None, in_place=False)
+    assert masked or torch.equal(alone, expected[part])
+    assert (chosen(logits, rows, masks) >= 0).all()
+
+
+def test_masks_alone_are_applied_in_place() -> None:
+    vocabulary = 4500
+    rows = rows_of([GREEDY] * 3, vocabulary, 6)
+    logits = torch.randn(3, vocabulary + 4).bfloat16()[:, :vocabulary]
+    masks = masks_of(rows, vocabulary, [2, 1])
+    expected = edit_logits(logits.contiguous().clone(), rows, masks, RefOps())
+    sent = device_sampler._sent(masks, rows, CPU)
+    assert sampling.edit(logits, rows.on_device, sent, in_place=True) is logits
+    assert torch.equal(logits, expected)
+    best = RefOps().best_tokens(expected)
+    assert chosen(logits, rows, masks).tolist() == best.tolist()
+
+
+def test_rows_with_logits_that_are_not_finite_yield_minus_one() -> None:
+    params = [SamplingParams(), GREEDY, SamplingParams(top_p=0.5)] * 4
+    rows = rows_of(params, 2100, 8)
+    logits = torch.randn(12, 2100)
+    logits[9:, :1100] = -torch.inf
+    expected = chosen(logits, rows)
+    assert (expected[9:] >= 1100).all()
+    expected[:9] = -1
+    logits[:3, 1500], logits[3:6, 0], logits[6:9] = torch.nan, torch.inf, -torch.inf
+    assert torch.equal(chosen(logits, rows), expected)
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize(
+    ("params", "left"),
+    [
+        (SamplingParams(top_k=2), 8),
+        (SamplingParams(top_k=9), 12),
+        (SamplingParams(top_p=0.01), 8),
+        (SamplingParams(top_p=0.79), 8),
+        (SamplingParams(top_p=0.81), 12),
+        (SamplingParams(min_p=0.99), 8),
+        (SamplingParams(top_k=9, top_p=0.87, min_p=0.1), 8),
+        (SamplingParams(top_k=9, top_p=0.9, min_p=0.1), 12),
+    ],
+)
+def test_tokens_that_tie_at_a_threshold_stay(params: SamplingParams, left: int) -> None:
+    """Eight tokens have twice the probability of four, all others none."""
+    tokens = np.arange(100, 1900, 150)
+    is_small = np.isin(tokens, tokens[[0, 5, 6, 11]])
+    logits = torch.full((4, 2000), -torch.inf)
+    logits[:, tokens] = torch.from_numpy(np.where(is_small, 2 - np.log(2), 2)).float()
+    rows = rows_of([params] * 4, 2000, 9)
+    weights = np.where(is_small, left > 8, 2.0)
+    ends = weights.cumsum() / weights.sum()
+    columns = rows.columns
+    for row in range(4):  # numbers that do not fall close to the border between two tokens
+        number = float(ends[3 * row + 1]) - 0.05
+        columns["seed"][row] = next(
+            seed
+            for seed in range(10_000)
+            if abs(number_of(seed, columns["length"][row]) - number) < 0.02
+        )
+    assert chosen(logits, on_device(rows)).tolist() == tokens[1::3].tolist()
+
+
+def number_of(seed: int, position: int) -> float:
+    return float(uniform(torch.tensor([seed]), torch.tensor([int(position)])))
+
+
+def test_a_row_of_too_many_candidates_is_read_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [DRAWN[4], DRAWN[6]]
+    rows = rows_of(params, 2500, 11)
+    logits = torch.randn(len(params), 2500)
+    expected = chosen(logits, rows)
+    monkeypatch.setattr(sampling, "CAPACITY", 4)
+    assert torch.equal(chosen(logits, rows), expected)
+
+
+@triton.jit
+def store_uniform(parameters, out):
+    row = tl.program_id(0)
+    tl.store(out + row, sampling._uniform(parameters + row * sampling.WORDS))
+
+
+def test_the_numbers_are_those_of_the_cpu() -> None:
+    columns = np.zeros(64, SLOT_DTYPE)
+    rng = np.random.default_rng(1)
+    columns["seed"] = rng.integers(0, 1 << 63, 64, dtype=np.uint64).astype(np.int64)
+    columns["length"] = rng.integers(0, 1 << 20, 64)
+    words, out = torch.from_numpy(columns.view(np.int32)), torch.zeros(64, dtype=torch.float64)
+    store_uniform[(64,)](words, out)
+    positions = torch.from_numpy(columns["length"].astype(np.int64))
+    assert torch.equal(out, uniform(torch.from_numpy(columns["seed"].copy()), positions))
+
+
+def test_kernels_know_where_each_parameter_is() -> None:
+    names = (
+        "length num_prompt seed temperature top_k top_p min_p frequency presence repetition min_new"
+    )
+    for name in names.removesuffix(" min_new").split():
+        assert getattr(sampling, name.upper()).value * 4 == SLOT_DTYPE.fields[name][1], name
+    for name in ("greedy", "truncated", "penalised"):
+        bit = sampling.FLAGS.value * 32 + getattr(sampling, name.upper()).value
+        assert bit == SLOT_DTYPE.fields[name][1] * 8, name
+    assert sampling.WORDS.value * 4 == SLOT_DTYPE.itemsize
+
+
+def test_known_best_tokens_are_only_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of([GREEDY] * 3, 100, 12)
+    logits, best = torch.randn(3, 100), torch.tensor([4, -1, 9])
+    monkeypatch.setattr(sampling, "choose", None)
+    sampled = device_sampler.sample_on_device(logits, rows, None, Ops(), best=best)
+    assert sampled.ids.tensor is best
+    assert rows.history[rows.slots, rows.columns["length"]].tolist() == [4, 0, 9]
+
+
+def test_what_a_batch_needs_is_known_on_the_host() -> None:
+    rows = rows_of([GREEDY, SamplingParams(), SamplingParams(top_k=3)], 100, 13)
+    for count, draws in zip((1, 2, 3), Draws, strict=True):
+        assert device_sampler._draws(rows.columns[:count]) is draws
+
+
+def run(folder: Path) -> tuple[list[list[int]], list[float]]:
+    """The tokens of each step, and logprobs."""
+    config = EngineConfig(str(folder), read_spec(folder), dtype="float32", kv_dtype="float32")
+    runner = build_runner(config)
+    runner.backends = replace(runner.backends, ops=Ops())
+    runner.allocate(num_pages=200, max_slots=8, context_len=32)
+    driver = Driver(InprocExecutor(runner), 1, 32)
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=0.8),
+        SamplingParams(top_p=0.7, frequency_penalty=0.4),
+        SamplingParams(temperature=0.0, min_new_tokens=3, logit_bias=((5, 2.0),)),
+    ]
+    tokens, logprobs = [], []
+    for number in range(3):
+        plan = driver.plan()
+        for slot, each in enumerate(samplings):
+            if number:
+                plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
+                continue
+            wants = LogprobOptions(top=1) if slot == 2 else None
+            options = RequestOptions(logprobs=wants)
+            driver.admit(
+                plan,
+                slot,
+                [3 + slot, 9, 11],
+                sampling=each,
+                seed=slot,
+                stop_ids=(2,),
+                options=options,
+            )
+            plan.add_row(slot, slot, 0, 3, 1)
+        words = np.full((1, 16), 0x55555555, np.int32)
+        done = driver.run(plan, TokenMasks(np.array([1], np.int32), words) if number == 1 else None)
+        tokens.append(done.token_ids.tolist())
+        logprobs += done.output_logprobs[2].values.tolist()
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("block", [2, 256])
+def test_steps_have_the_tokens_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    folder = write_tiny_llama(tmp_path)
+    expected, wanted = run(folder)
+    monkeypatch.setattr(model_runner, "reading_is_free", lambda device: False)
+    monkeypatch.setattr(model_runner, "LOGITS_ROWS", block)
+    found, logprobs = run(folder)
+    assert found == expected
+    np.testing.assert_allclose(logprobs, wanted, atol=1e-5)
+
+
+def test_a_row_that_cannot_be_sampled_continues_with_other_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the device, which is told its new parameters."""
+    folder = write_tiny_llama(tmp_path)
+    (expected, *_), _ = run(folder)
+    monkeypatch.setattr(model_runner, "reading_is_free", lambda device: False)
+    reports = device_sampler.with_reports
+
+    def fails(logits, ids, rows, ops, *, peek):
+        if (rows.columns["temperature"] == np.float32(0.8)).any():
+            raise ValueError("no")
+        return reports(logits, ids, rows, ops, peek=peek)
+
+    monkeypatch.setattr(device_sampler, "with_reports", fails)
+    (found, *_), _ = run(folder)
+    assert found[0] == expected[0]
+    assert found[2:] == expected[2:]
