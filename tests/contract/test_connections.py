@@ -100,6 +100,34 @@ def test_a_long_head_within_the_limit_is_read(http_url: Url) -> None:
         )
 
 
+@pytest.mark.parametrize("num_bytes", [MAX_HEAD_BYTES + 1, 120_000])
+@pytest.mark.parametrize("before", [b"", b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+def test_a_head_that_arrives_in_one_piece_has_the_same_limit(
+    http_url: Url, num_bytes: int, before: bytes
+) -> None:
+    """Red before: it could have twice as many bytes."""
+    with connect(http_url(FakeEngine())) as sock:
+        head = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nx-long: "
+        padding = b"a" * (num_bytes - len(head) - 4)
+        if before:
+            sock.sendall(before)
+            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(head + padding + b"\r\n\r\n")
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert str(MAX_HEAD_BYTES) in message_of(answer)
+
+
+def test_a_long_body_is_refused_before_it_is_sent(http_url: Url) -> None:
+    """Red before: "100 Continue", and then the refusal."""
+    with connect(http_url(FakeEngine())) as sock:
+        sock.sendall(head_of(1 << 40, more="expect: 100-continue\r\nconnection: close\r\n"))
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+    with connect(http_url(FakeEngine())) as sock:
+        sock.sendall(head_of(100, more="expect: 100-continue\r\n"))
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+
+
 def test_slow_requests_end(http_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stops in its head, one that stops in its body, one that trickles, one that never
     begins."""

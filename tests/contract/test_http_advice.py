@@ -71,6 +71,60 @@ def test_a_wrong_method_names_the_right_one(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "method", "allow"),
+    [
+        ("/flush_cache", "OPTIONS", "GET, POST"),
+        ("/flush_cache", "DELETE", "GET, POST"),
+        ("/generate", "GET", "POST, PUT"),
+        ("/v1/models", "POST", "GET, HEAD"),
+        ("/v1/models/tiny", "PUT", "GET, HEAD"),
+        ("/console", "POST", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_answered_with_all_that_the_path_has(
+    serve: Serve, path: str, method: str, allow: str
+) -> None:
+    """Red before: the answer had those of one route of the path."""
+
+    async def scenario(server: Any) -> None:
+        response = await server.http.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, allow)
+
+    serve(scenario)
+
+
+def test_a_page_may_be_asked_for_its_head(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for path in ("/console", "/console/style.css"):
+            found = await server.http.get(path)
+            head = await server.http.head(path)
+            assert (head.status_code, head.headers["etag"]) == (200, found.headers["etag"])
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/server_info/", "/server_info"),
+        ("/server_info//?a=b%20c", "/server_info?a=b%20c"),
+        ("/console/", "/console"),
+    ],
+)
+def test_a_slash_too_many_leads_to_the_route_on_the_same_server(
+    serve: Serve, path: str, place: str
+) -> None:
+    """Red before: it led to the host that the client had named, and from https to http."""
+
+    async def scenario(server: Any) -> None:
+        response = await server.http.get(path, headers={"host": "evil.com"})
+        assert (response.status_code, response.headers["location"]) == (307, place)
+        assert (await server.http.get("http://test//evil.com/server_info/")).status_code == 404
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/",

@@ -127,3 +127,16 @@ def test_the_table_of_keys(keys: tuple[str, ...], admin: str | None) -> None:
                 assert (await http.options(url)).status_code == 200
 
     asyncio.run(main())
+
+
+def test_the_scheme_of_a_key_is_read_in_any_case() -> None:
+    """Red before: 401."""
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app_of(("one",), None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401)):
+                headers = {"authorization": f"{scheme} one"}
+                assert (await http.get("/v1/models", headers=headers)).status_code == status
+
+    asyncio.run(main())

@@ -151,8 +151,9 @@ class BootstrapServer:
     def _may_ask(self, request: Request) -> bool:
         if self._api_key is None:
             return True
-        wanted = f"Bearer {self._api_key}".encode()
-        return hmac.compare_digest(request.headers.get("authorization", "").encode(), wanted)
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        is_own = hmac.compare_digest(key.encode(), self._api_key.encode())
+        return is_own and scheme.lower() == "bearer"
 
 
 async def _body(request: Request, kind: type[Any]) -> Any:

@@ -85,7 +85,7 @@ class Pages:
 
     def install(self, routes: Routes) -> None:
         for path, handler in self._handlers:
-            routes.add_hidden(path, handler, "GET")
+            routes.add_hidden(path, handler, "GET", "HEAD")
 
     @property
     def _handlers(self) -> tuple[tuple[str, Handler], ...]:

@@ -20,6 +20,7 @@ from setpoint.frontend.http.error_responses import ErrorHandlers
 from setpoint.frontend.http.metered import MeteredMiddleware
 from setpoint.frontend.http.model_choice import ModelChoice
 from setpoint.frontend.http.openapi import document_route
+from setpoint.frontend.http.routes import led_to_slashes
 from setpoint.frontend.service import Service
 
 MakeDialect = Callable[[Service, Sequence[Service], BodyReader], Dialect]
@@ -85,6 +86,8 @@ def _bare_app(
             *routes,
         ]
     )
+    app.router.redirect_slashes = False  # Starlette's would lead to the host that the client names
+    app.router.default = led_to_slashes(app.router)
     app.state.dialects = dialects
     app.state.drain = service.drain
     app.state.unread = service.unread

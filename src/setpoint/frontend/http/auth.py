@@ -50,8 +50,8 @@ class ApiKeyMiddleware:
         self._admin = frozenset(path for path in admin if "{" not in path)
         self._admin_below = tuple(path.partition("{")[0] for path in admin if "{" in path)
         self._headers = [each.key_header for each in dialects.all if each.key_header]
-        self._keys = [f"Bearer {key}".encode() for key in api_keys]
-        self._admin_keys = [] if admin_api_key is None else [f"Bearer {admin_api_key}".encode()]
+        self._keys = [key.encode() for key in api_keys]
+        self._admin_keys = [] if admin_api_key is None else [admin_api_key.encode()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -69,8 +69,9 @@ class ApiKeyMiddleware:
         if scope["method"] == "OPTIONS" or is_open:
             return None
         headers = Headers(scope=scope)
-        given = [headers.get("authorization", "")]
-        given += [f"Bearer {headers[name]}" for name in self._headers if name in headers]
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key] if scheme.lower() == "bearer" else []  # RFC 9110, 11.1: in any case
+        given += [headers[name] for name in self._headers if name in headers]
         is_client = _has(given, self._keys)
         if _has(given, self._admin_keys):
             return None

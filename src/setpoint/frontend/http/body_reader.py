@@ -82,15 +82,26 @@ class BodyReader:
 
     async def _receive(self, request: Request) -> bytes:
         body = bytearray()
+        # Before the first byte is asked for: a client may wait for "100 Continue" to send it.
+        self._check_size(declared_bytes(request.headers))
         async for chunk in request.stream():
             body += chunk
-            if len(body) > self._max_bytes:
-                raise InvalidBodyError(
-                    f"The body is larger than {self._max_bytes} bytes, the limit of this server"
-                    " (--max-body-bytes). Send several requests with a part of it each.",
-                    status_code=413,
-                )
+            self._check_size(len(body))
         return bytes(body)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise InvalidBodyError(
+                f"The body is larger than {self._max_bytes} bytes, the limit of this server"
+                " (--max-body-bytes). Send several requests with a part of it each.",
+                status_code=413,
+            )
+
+
+def declared_bytes(headers: Headers) -> int:
+    """The length of a body that its request states; 0 if it states none."""
+    value = headers.get("content-length", "")
+    return int(value) if value.isdecimal() else 0
 
 
 def _is_of_a_browser(headers: Headers) -> bool:

@@ -29,8 +29,7 @@ from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.unread import Unread
 
 MAX_HEAD_BYTES = 64 << 10
-"""Most bytes in a request line with its headers; a head that arrives in one piece may be somewhat
-longer."""
+"""Most bytes in a request line with its headers."""
 RECEIVE_S = 20.0
 """How long a request may take to arrive; a new connection has the same time to begin one."""
 RECEIVE_RATE = 4096
@@ -53,6 +52,10 @@ class Errors(Protocol):
 
     def error_body(self, path: str, refusal: Refusal) -> Any:
         """The body of the answer to a request refused at ``path``, for JSON."""
+
+
+class HeadTooLongError(Exception):
+    """The head of a request has arrived, and is longer than MAX_HEAD_BYTES."""
 
 
 class Connection(HttpToolsProtocol):
@@ -126,10 +129,8 @@ class Connection(HttpToolsProtocol):
             return  # read and dropped until the client has read the refusal
         super().data_received(data)
         self._num_received += len(data)
-        if self._in_head and self._num_received > MAX_HEAD_BYTES:
-            self._refuse(
-                431, f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes."
-            )
+        if self._in_head and self._num_received > MAX_HEAD_BYTES and not self._is_refused:
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -137,6 +138,12 @@ class Connection(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
+        # A head in one piece is never seen unfinished. What raises here ends the parser's work.
+        line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+        size = line + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            self._num_received = size
+            raise HeadTooLongError
         self._in_head = False
         self.scope[ARRIVED_AT] = time.perf_counter()  # type: ignore[literal-required]
         super().on_headers_complete()
@@ -154,7 +161,13 @@ class Connection(HttpToolsProtocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "The request is not valid HTTP.")
+        if self._in_head and self._num_received > MAX_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            self._refuse(400, "The request is not valid HTTP.")
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes.")
 
     def shutdown(self) -> None:
         """End the connection with the server. A request that has not arrived by now is not waited

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.arrival import note_refusal
 from setpoint.frontend.http.dialect import Dialects
-from setpoint.frontend.http.routes import RouteHints
+from setpoint.frontend.http.routes import RouteHints, allowed_methods
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.refusal import Refusal, refusal_of
 
@@ -87,6 +87,9 @@ class ErrorHandlers:
         )
         response = self._respond(request, refusal)
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            allowed = allowed_methods(request.scope, request.app.routes)
+            response.headers["allow"] = ", ".join(allowed)
         return response
 
     async def _on_client_gone(self, request: Request, error: Exception) -> Response:

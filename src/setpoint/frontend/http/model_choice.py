@@ -12,9 +12,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setpoint.core.excerpt import excerpt
+from setpoint.frontend.http.body_reader import declared_bytes
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.error_responses import error_response
 from setpoint.frontend.json_shape import excess
@@ -74,7 +76,8 @@ class ModelChoice:
             await self._apps[self._first](scope, receive, send)
             return
         named = _in_query(scope)
-        if named is None and scope["method"] in ("POST", "PUT"):
+        is_read = declared_bytes(Headers(scope=scope)) <= self._max_bytes
+        if named is None and scope["method"] in ("POST", "PUT") and is_read:
             body, is_whole = await self._read(receive)
             named = _in_body(bytes(body), scope["path"]) if is_whole else None
             receive = _again(body, is_whole, receive)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Match, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setpoint.core.excerpt import excerpt
 
@@ -52,6 +56,37 @@ class RouteHints:
         # many begin alike.
         named = [route for route in routes if route != "/"]
         return next(iter(difflib.get_close_matches(bare, named, n=1, cutoff=0.75)), None)
+
+
+def allowed_methods(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
+    """The methods of a path, each of which may have a route of its own."""
+    found: set[str] = set()
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
+
+
+def led_to_slashes(router: Router) -> ASGIApp:
+    """The end of a router, for paths that no route has: if only a slash at the end is too much or
+    missing, the client is led to the route. The place is a path: the client's own words about the
+    host and the proxy's scheme must not get into it."""
+    otherwise = router.default
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        other = path.rstrip("/") if path.endswith("/") else f"{path}/"
+        meant = {**scope, "path": other}
+        if scope["type"] == "http" and any(
+            route.matches(meant)[0] is not Match.NONE for route in router.routes
+        ):
+            query = scope["query_string"].decode("latin-1")
+            place = quote(other) + (f"?{query}" if query else "")
+            await RedirectResponse(place)(scope, receive, send)
+        else:
+            await otherwise(scope, receive, send)
+
+    return answer
 
 
 def _methods(routes: Iterable[Any]) -> dict[str, set[str]]:

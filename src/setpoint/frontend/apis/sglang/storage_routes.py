@@ -40,7 +40,7 @@ class StorageRoutes:
 
     def install(self, parent: Routes) -> None:
         routes = parent.tagged("control")
-        routes.add(ROUTE, self.status, "GET")
+        routes.add(ROUTE, self.status, "GET", "HEAD")
         routes.add(ROUTE, self.attach, "PUT", body=AttachBody)
         routes.add(ROUTE, self.detach, "DELETE")
         routes.add(CLEAR, self.clear, "POST")
