@@ -142,11 +142,12 @@ def _check_keys(options: ServerOptions) -> None:
                 f"{flag} has a key that no HTTP header can carry: it begins or ends with a blank,"
                 " or has a line break or another control character. Give one without them."
             )
-    if options.admin_api_key in options.extra_api_keys:
-        raise ConfigError(
-            "--extra-api-keys has the key of --admin-api-key, so a client could use the routes for"
-            " operators. Give the client another key."
-        )
+    for flag, key in given:
+        if flag != "--admin-api-key" and key is not None and key == options.admin_api_key:
+            raise ConfigError(
+                f"{flag} has the key of --admin-api-key, so a client could use the routes for"
+                " operators. Give the client another key."
+            )
 
 
 def _check_events(options: Options) -> None:

@@ -101,6 +101,8 @@ def test_keys_may_have_any_letters() -> None:
 def test_no_client_gets_the_admin_key_as_its_own() -> None:
     with pytest.raises(ConfigError, match="a client could use the routes for operators"):
         check_options(Options.of(admin_api_key="sesame", extra_api_keys=("a", "sesame")))
+    with pytest.raises(ConfigError, match="--api-key has the key of --admin-api-key"):
+        check_options(Options.of(admin_api_key="sesame", api_key="sesame"))
 
 
 @pytest.mark.parametrize("name", ["api-key", "api_key", "admin-api-key", "extra-api-keys"])

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from setpoint import cli
+from setpoint.core.errors import SourceError
 from setpoint.doctor.checks import CHECKS
 from setpoint.doctor.readers import pages
+from setpoint.doctor.readers.sources import observe_sources
 
 CASES = Path(__file__).parents[2] / "doctor_corpus" / "cases"
 
@@ -264,6 +266,16 @@ def test_a_server_that_never_answers(
     assert silent in error
     assert "did not answer within 0.5 s" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+    """Red before: a pipe without a writer was waited for in silence, and a device was said to be
+    packed."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(SourceError, match=f"{path} is no plain file"):
+            observe_sources([str(path)], seconds=1)
 
 
 def test_a_closed_pipe_is_no_error(capped: Path) -> None:

@@ -7,7 +7,9 @@ observations as a file.
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from setpoint.core.errors import SourceError
+from setpoint.core.plain_file import open_at_once
 
 STDIN = "-"
 BLOCK = 1 << 20
@@ -61,11 +64,25 @@ def open_log(name: str) -> Iterator[Iterator[bytes]]:
         yield _text(name, iter(lambda: sys.stdin.buffer.read(BLOCK), b""))
         return
     try:
-        with Path(name).open("rb") as file:
+        with open(name, "rb", opener=open_at_once) as file:
+            if not _has_end(file):
+                raise SourceError(
+                    f"{name} is no plain file. Give a log file, or - for standard input."
+                )
+            os.set_blocking(file.fileno(), True)
             yield _text(name, _unpacked(name, file))
     except OSError as error:
         why = error.strerror or error
         raise SourceError(f"Cannot read {name}: {why}. A log file was expected.") from error
+
+
+def _has_end(file: BinaryIO) -> bool:
+    """Whether it is a plain file, or the pipe of the shell's <(command), which has a writer. A pipe
+    in a folder may never get one, and a device may have no end."""
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISFIFO(mode):
+        return os.readlink(f"/proc/self/fd/{file.fileno()}").startswith("pipe:")
+    return stat.S_ISREG(mode)
 
 
 def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
@@ -136,8 +153,9 @@ def _text(name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     wide = _WIDE.get(first[:2])
     if wide is not None and not first.startswith(codecs.BOM_UTF32_LE):
         return _narrowed(wide, first, chunks)
-    # A log that was truncated while it was open begins with zeros.
-    head = first.lstrip(b"\0")[:MAX_LINE]
+    # A log that was truncated while it was open begins with zeros; one may end with zeros after a
+    # power failure.
+    head = first.strip(b"\0")[:MAX_LINE]
     if len(head) - len(head.translate(None, _CONTROL)) > len(head) / 100:
         raise SourceError(f"{shown} is a binary file. The log of a server was expected.")
     document = _document(head.removeprefix(codecs.BOM_UTF8))
@@ -170,11 +188,12 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     the block is complete: only the last line of a log may not be.
 
     Colours are gone, and a line ends with "\\n" alone. Of an endless line, at least ``MAX_LINE``
-    bytes are kept.
+    bytes are kept. A SwollenError of ``chunks`` comes after what was there before it.
     """
     parts: list[bytes] = []
     size = 0
-    for chunk in chunks:
+    swollen: list[SwollenError] = []
+    for chunk in _until_swollen(chunks, swollen):
         start = 0
         while size + len(chunk) - start >= BLOCK:
             # The cut is at the first line end at or after BLOCK bytes.
@@ -192,6 +211,16 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     last = b"".join(parts)
     if last:
         yield _without_colours(last.removesuffix(b"\n")), last.endswith(b"\n")
+    if swollen:
+        raise swollen[0]
+
+
+def _until_swollen(chunks: Iterable[bytes], errors: list[SwollenError]) -> Iterator[bytes]:
+    """The chunks before a SwollenError, which is put into ``errors``."""
+    try:
+        yield from chunks
+    except SwollenError as error:
+        errors.append(error)
 
 
 def _without_colours(block: bytes) -> bytes:
