@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,21 +17,16 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
-from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.weight_sources import values_in
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.planning.memory import weight_bytes
 from setpoint_testing.against_transformers import TOLERANCES, measure, write_tiny
 from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.plans import Driver
-from setpoint_testing.quantised_folders import FORMATS, is_quantised, quantise
+from setpoint_testing.quantised_folders import FORMATS, LLAMA, MIXTURE, is_quantised, quantise
 from setpoint_testing.ranks import ranks
-from setpoint_testing.runners import runner_of
+from setpoint_testing.runners import distance, logits_of, runner_of
 
-LLAMA = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-}
 FUSED = next(each.config for each in GOLDENS if each.config["model_type"] == "phi3") | {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -40,10 +34,6 @@ FUSED = next(each.config for each in GOLDENS if each.config["model_type"] == "ph
 """Its folder has q, k and v in one matrix, and gate and up in another."""
 GEMMA = next(each.config for each in GOLDENS if each.config["model_type"] == "gemma3_text") | {
     "intermediate_size": 128
-}
-MIXTURE = next(each.config for each in GOLDENS if each.config["model_type"] == "qwen3_moe") | {
-    "hidden_size": 64,
-    "moe_intermediate_size": 64,
 }
 ROUNDING = ("w8a8 dynamic", "w8a8 static")
 """The formats whose activations are rounded."""
@@ -63,20 +53,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ("gemma", GEMMA),
         )
     }
-
-
-def logits_of(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
-    ids = np.random.default_rng(0).integers(3, 100, num_tokens).tolist()
-    driver = Driver(InprocExecutor(runner), 4, 16, len(runner.pool.layout.groups))
-    plan = driver.plan()
-    driver.admit(plan, 0, ids)
-    plan.add_row(0, 0, 0, len(ids), 1)
-    return runner.forward(plan.build()).logits
-
-
-def distance(logits: torch.Tensor, others: torch.Tensor) -> float:
-    """The root mean square difference of two sets of logits, as a share of their spread."""
-    return float((logits - others).float().square().mean().sqrt() / others.float().std())
 
 
 def kinds_in(runner: ModelRunner) -> set[str]:

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 from torch.utils._pytree import tree_leaves
-from triton.runtime.interpreter import GridExecutor
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ class _Recording(TorchDispatchMode):
         return result
 
 
-def _recording(launch: Callable[..., None]) -> Callable[..., None]:
+def recording(launch: Callable[..., None]) -> Callable[..., None]:
     """A launch of an interpreted kernel that a recording notes instead of what torch does for it."""
 
     def launched(*args: Any, **kwargs: Any) -> None:
@@ -52,8 +51,6 @@ def _recording(launch: Callable[..., None]) -> Callable[..., None]:
 
     return launched
 
-
-GridExecutor.__call__ = _recording(GridExecutor.__call__)
 
 READS = {
     torch.ops.aten._local_scalar_dense.default,

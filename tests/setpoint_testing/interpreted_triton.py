@@ -34,6 +34,8 @@ from triton.runtime.interpreter import (
     TensorHandle,
 )
 
+from setpoint_testing.fake_graphs import recording
+
 DTYPES = {
     tl.float64: torch.float64,
     tl.float32: torch.float32,
@@ -97,7 +99,7 @@ def _call(self: Any, *arguments: Any, **named: Any) -> Any:
     return self.rewrite()(*arguments, **named)
 
 
-GridExecutor.__call__ = np.errstate(all="ignore")(GridExecutor.__call__)
+GridExecutor.__call__ = recording(np.errstate(all="ignore")(GridExecutor.__call__))
 InterpretedFunction.__call__ = _call
 InterpreterBuilder.create_dot = _dot
 InterpreterBuilder.create_fp_to_fp = InterpreterBuilder.create_fp_trunc = _convert

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from setpoint_testing.goldens import GOLDENS
+
 Tensors = dict[str, torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours each place of a word has (AutoAWQ, packing_utils.py)."""
@@ -233,6 +235,14 @@ GROUP, CHANNEL = partial(_ints, strategy="group"), partial(_ints, strategy="chan
 FLOATS = {"num_bits": 8, "type": "float", "symmetric": True}
 TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 STATIC = TOKEN | {"strategy": "tensor", "dynamic": False}
+LLAMA = next(each.config for each in GOLDENS if each.config["model_type"] == "llama") | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+MIXTURE = next(each.config for each in GOLDENS if each.config["model_type"] == "qwen3_moe") | {
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}
 
