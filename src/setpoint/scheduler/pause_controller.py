@@ -1,4 +1,4 @@
-"""Standstills: what happens to the open requests when the engine is paused or gives memory back,
+"""Pauses: what happens to the open requests when the engine is paused or gives memory back,
 and to their time limits when it continues (docs/controls.md).
 
 Works on the scheduler's state between two steps, with no step in flight.

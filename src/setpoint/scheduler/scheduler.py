@@ -84,7 +84,7 @@ class Scheduler:
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
         self._cadence = Cadence()
-        self._standstill = PauseController(self.state, observer)
+        self._pauses = PauseController(self.state, observer)
         self._handover: Handover | None = None
         if giver is not None:
             self._handover = PrefillSide(self.state, observer, giver)
@@ -315,21 +315,21 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Plan nothing until ``resume``; no step may be in flight. The events of the requests that
         end are among the next ``take_events``."""
-        self._standstill.pause(mode, self._events.append)
+        self._pauses.pause(mode, self._events.append)
 
     def hold(self, *, flushes: bool) -> None:
         """Plan nothing until ``resume``; no step may be in flight. Raises RequestError if requests
         are open that no pause holds up; flushes: or if paused ones keep memory."""
-        self._standstill.hold(flushes=flushes)
+        self._pauses.hold(flushes=flushes)
 
     def resume(self) -> None:
         """Plan again, after a pause."""
-        self._standstill.resume()
+        self._pauses.resume()
 
     def operate(self, message: Operate, operator: Operator) -> str:
         """Have ``operator`` carry out an operation; no step may be in flight. Returns the path of
         the file that it writes, or "". Raises SetpointError."""
-        return self._standstill.operate(message, operator)
+        return self._pauses.operate(message, operator)
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns None if nothing can run before a result comes back or a

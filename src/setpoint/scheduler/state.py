@@ -126,7 +126,7 @@ class State:
         """Clock seconds, written by the loop at the beginning of a turn and at the commit of a
         result. Planning knows no other time."""
         self.pause: PauseMode | None = None
-        """The mode of the pause in force; written by ``Standstill``, as are the next two."""
+        """The mode of the pause in force; written by ``PauseController``, as are the next two."""
         self.released: set[MemoryPart] = set()
         """Parts of the engine's memory that are given back at present."""
         self.still_since = 0.0
