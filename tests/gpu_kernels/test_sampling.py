@@ -360,7 +360,7 @@ def test_steps_have_the_tokens_of_the_cpu(
     folder = write_tiny_llama(tmp_path)
     expected, wanted = run(folder)
     monkeypatch.setattr(model_runner, "reading_is_free", lambda device: False)
-    monkeypatch.setattr(model_runner, "LOGITS_ROWS", block)
+    monkeypatch.setattr(model_runner, "logits_rows", lambda device: block)
     found, logprobs = run(folder)
     assert found == expected
     np.testing.assert_allclose(logprobs, wanted, atol=1e-5)
