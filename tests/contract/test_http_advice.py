@@ -10,6 +10,8 @@ import pytest
 
 Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"
+CHATS = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "a\x01\u200bb"}}
 
 
 @pytest.mark.parametrize(
@@ -155,5 +157,26 @@ def test_a_page_without_a_content_type_is_told_which_to_add(serve: Serve) -> Non
             == "Add the header 'Content-Type: application/json' to the request: a browser sent it"
             " with the content type text/plain, as a page of any site can make it do."
         )
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "a\x01\u200bb", "content": "x"}]}),
+        (CHAT, {"messages": CHATS, "response_format": {"type": "a\x01\u200bb"}}),
+        (CHAT, {"messages": CHATS, "tools": [TOOL]}),
+        ("/generate", {"text": "x", "sampling_params": {"a\x01\u200bb": 1}}),
+        ("/v1/responses", {"input": "x", "previous_response_id": "a\x01\u200bb"}),
+    ],
+)
+def test_what_a_client_wrote_is_escaped_once(serve: Serve, path: str, body: Any) -> None:
+    """Red before: twice, and a third time by JSON."""
+
+    async def scenario(server: Any) -> None:
+        response = await server.http.post(path, json=body)
+        assert response.status_code == 400
+        assert r"'a\x01\u200bb'" in response.json()["error"]["message"]
 
     serve(scenario)

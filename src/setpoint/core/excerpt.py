@@ -30,3 +30,12 @@ def excerpt(text: str, max_chars: int = _MAX_CHARS) -> str:
     if len(text) <= max_chars:
         return printable(text)
     return f"{printable(text[:max_chars])}… ({len(text)} characters)"
+
+
+def quoted(text: str, max_chars: int = _MAX_CHARS) -> str:
+    """Like ``excerpt``, in quotes as Python writes them. They escape what is unprintable already,
+    so an excerpt must not be quoted a second time."""
+    if len(text) <= max_chars:
+        return repr(text)
+    whole = repr(text[:max_chars])
+    return f"{whole[:-1]}… ({len(text)} characters){whole[-1]}"

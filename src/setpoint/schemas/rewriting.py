@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from setpoint.core.constraint import MAX_CHARS
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 from setpoint.schemas.checks import COUNTS
 from setpoint.schemas.document import (
     DEFINITIONS,
@@ -189,7 +189,7 @@ class _Rewriter:
                 self._lose("$ref", path)
                 return True
             raise RequestError(
-                f"{excerpt(path, 200)}/$ref: {excerpt(schema['$ref'], 200)!r} leads to nothing"
+                f"{excerpt(path, 200)}/$ref: {quoted(schema['$ref'], 200)} leads to nothing"
             )
         if not self._is_too_large and not self._overlaps.kinds_of_target(schema):
             return False

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from setpoint.core.errors import CheckpointError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 
 def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
@@ -19,7 +19,7 @@ def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
     found = PRE_TOKENIZERS.get(pre)
     if found is None:
         raise CheckpointError(
-            f"{file.path}: pre-tokenizer {excerpt(pre)!r} is not supported"
+            f"{file.path}: pre-tokenizer {quoted(pre)} is not supported"
             f" ({len(PRE_TOKENIZERS)} others are; docs/supported-models.md lists them)."
         )
     return found

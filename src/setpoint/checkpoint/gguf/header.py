@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from setpoint.core.errors import CheckpointError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 T = TypeVar("T", str, int, float, bool, list[Any])
 
@@ -190,7 +190,7 @@ class GGUFFile:
             key = self._string("a metadata key", MAX_KEY_BYTES)
             if key in self.metadata:
                 raise CheckpointError(
-                    f"{self.path}: metadata key {excerpt(key, SHOWN)!r} appears twice."
+                    f"{self.path}: metadata key {quoted(key, SHOWN)} appears twice."
                 )
             self.metadata[key] = self._value(self._scalar(4))
         places = [self._place() for _ in range(num_tensors)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from setpoint.checkpoint.folder.other_models import EMBEDDINGS, TEXT_ONLY
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.core.errors import CheckpointError, UnsupportedModelError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 PROJECTOR = "mmproj"
 TYPES = {
@@ -105,7 +105,7 @@ def _language_model_hint(path: Path) -> str:
 def _other_family(file: GGUFFile, architecture: str, converted: Collection[str]) -> str:
     family = FAMILIES.get(architecture)
     served = ", ".join(sorted(converted))
-    name = f"{architecture!r} ({family})" if family else repr(excerpt(architecture))
+    name = f"{architecture!r} ({family})" if family else quoted(architecture)
     begin = (
         f"{file.path} has the GGUF architecture {name}, which is not served from GGUF files; these"
         f" are: {served}."

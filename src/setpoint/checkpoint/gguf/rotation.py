@@ -13,7 +13,7 @@ import numpy.typing as npt
 from setpoint.checkpoint.gguf.checked_numbers import positive, shortest
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -42,7 +42,7 @@ def rope_scaling(file: GGUFFile, arch: str, dim: int) -> dict[str, Any] | None:
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise CheckpointError(
-                f"{file.path}: rope scaling {excerpt(kind)!r} together with the factors"
+                f"{file.path}: rope scaling {quoted(kind)} together with the factors"
                 f" {ROPE_FACTORS!r} is not supported."
             )
         return _by_factors(file, arch, dim)
@@ -54,7 +54,7 @@ def rope_scaling(file: GGUFFile, arch: str, dim: int) -> dict[str, Any] | None:
     if kind == "yarn":
         return _yarn(file, arch)
     raise CheckpointError(
-        f"{file.path}: rope scaling {excerpt(kind)!r} is not supported (linear, yarn, longrope and"
+        f"{file.path}: rope scaling {quoted(kind)} is not supported (linear, yarn, longrope and"
         " factors of frequencies are)."
     )
 

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from setpoint.checkpoint.gguf.byte_level import byte_level, pre_tokenizer_of
 from setpoint.checkpoint.gguf.header import GGUFFile
 from setpoint.core.errors import CheckpointError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 SPACE = "▁"
 TEMPLATE = "tokenizer.chat_template"
@@ -74,7 +74,7 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> GgufVocabulary:
     family = file.require("tokenizer.ggml.model", str)
     if family not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{file.path}: tokenizer {excerpt(family)!r} is not supported (supported: gpt2, llama)."
+            f"{file.path}: tokenizer {quoted(family)} is not supported (supported: gpt2, llama)."
         )
     texts = [
         text or f"[EMPTY_{index}]"

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 from setpoint.grammar.schema import FORMATS, lists_all
 from setpoint.schemas.document import schemas_in
 from setpoint.schemas.expressions import for_grammars
@@ -148,7 +148,7 @@ def _check_names(schema: dict[str, Any]) -> None:
         if missing:
             raise RequestError(
                 "xgrammar enforces 'required' only for names that 'properties' lists, which"
-                f" {excerpt(missing[0])!r} is not"
+                f" {quoted(missing[0])} is not"
             )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.wording import kind_of
 from setpoint.frontend.chat.passed_over import placeholder
 
@@ -66,7 +66,7 @@ def _role_of(message: Mapping[str, Any], where: str) -> str:
     role = message.get("role")
     if isinstance(role, str) and role in ROLES:
         return role
-    got = repr(excerpt(role, 64)) if isinstance(role, str) else kind_of(role)
+    got = quoted(role, 64) if isinstance(role, str) else kind_of(role)
     raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}; got {got}.")
 
 
@@ -99,7 +99,7 @@ def _part_text(part: Any, where: str) -> str:
     if kind in ("text", "refusal") and isinstance(part.get(kind), str):
         text: str = part[kind]
         return text
-    got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(part)
+    got = quoted(kind, 64) if isinstance(kind, str) else kind_of(part)
     raise RequestError(f"{where}.content: this model reads text parts only, got {got}.")
 
 
@@ -179,5 +179,5 @@ def _check_result(message: Mapping[str, Any], where: str, known_calls: set[str])
         )
     if call_id and call_id not in known_calls:
         raise RequestError(
-            f"{where}.tool_call_id is {excerpt(call_id, 64)!r}, but no earlier call has that id."
+            f"{where}.tool_call_id is {quoted(call_id, 64)}, but no earlier call has that id."
         )

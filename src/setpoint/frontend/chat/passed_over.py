@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _logged: set[str] = set()
 def placeholder(kind: str) -> str:
     """The text that stands for a part of a tool's result, so that the model knows of it. kind: the
     part's type."""
-    return f"[A part of the type {excerpt(kind, 64)!r} is left out: this model reads only text.]"
+    return f"[A part of the type {quoted(kind, 64)} is left out: this model reads only text.]"
 
 
 def told(kinds: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 from setpoint.frontend.chat.chat_messages import as_text
 from setpoint.frontend.chat.chat_request import ChatRequest, Tool
 
@@ -32,7 +32,7 @@ def check_tools(request: ChatRequest) -> None:
         if name not in names:
             listed = excerpt(", ".join(sorted(names)), 200) or "none"
             raise RequestError(
-                f"tool_choice: Tool {excerpt(name, 64)!r} not found in tools list, which has:"
+                f"tool_choice: Tool {quoted(name, 64)} not found in tools list, which has:"
                 f" {listed}."
             )
 
@@ -42,7 +42,7 @@ def check_name(name: str, where: str) -> None:
     of the tool in the body."""
     if not _NAME.fullmatch(name):
         raise RequestError(
-            f"{where}: the name {excerpt(name, 64)!r} must have 1 to 128 letters, digits or any of"
+            f"{where}: the name {quoted(name, 64)} must have 1 to 128 letters, digits or any of"
             " _.:/-."
         )
 

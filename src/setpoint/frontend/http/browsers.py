@@ -18,7 +18,7 @@ import re
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.error_responses import error_response
 from setpoint.frontend.refusal import Refusal
@@ -61,9 +61,9 @@ class LocalOnlyMiddleware:
 def _refusal(headers: Headers, *, changes_by_get: bool) -> str | None:
     host, origin = headers.get("host"), headers.get("origin")
     if host and not _is_private(_name_in(host)):
-        return f"The Host header names {excerpt(host)!r}, which is not this machine."
+        return f"The Host header names {quoted(host)}, which is not this machine."
     if origin is not None and not _is_local_page(origin):
-        return f"The request comes from a web page of {excerpt(origin)!r}."
+        return f"The request comes from a web page of {quoted(origin)}."
     # A link that the user follows shows a page, which the other site cannot read.
     is_shown = headers.get("sec-fetch-mode") == "navigate" and not changes_by_get
     if origin is None and headers.get("sec-fetch-site") == "cross-site" and not is_shown:

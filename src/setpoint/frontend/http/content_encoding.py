@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.error_responses import error_response
 from setpoint.frontend.refusal import Refusal, refusal_of
@@ -109,7 +109,7 @@ def _encoding(scope: Scope) -> str:
 def _unknown(name: str) -> Refusal:
     accepted = " or ".join(ACCEPTED.rsplit(", ", 1))
     message = (
-        f"The content encoding {excerpt(name, 64)!r} is not supported. Send the body as it is, or"
+        f"The content encoding {quoted(name, 64)} is not supported. Send the body as it is, or"
         f" encoded with {accepted}."
     )
     return Refusal(message=message, status_code=415)

@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 from setpoint.frontend.http.body_reader import declared_bytes
 from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.error_responses import error_response
@@ -112,7 +112,7 @@ class ModelChoice:
             return Refusal(message=message, status_code=400)
         if named is not None and not self._known(named):
             return Refusal(
-                message=f"The model {excerpt(named, 64)!r} does not exist; there are {names}.",
+                message=f"The model {quoted(named, 64)} does not exist; there are {names}.",
                 status_code=404,
                 param="model",
                 code="model_not_found",

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.storage.documents import Documents, new_id
 from setpoint.frontend.storage.files import UploadStore
 
@@ -107,7 +107,7 @@ class BatchBook:
         batch = self._batches.get(batch_id)
         if batch is None:
             raise RequestError(
-                f"There is no batch {excerpt(batch_id, 64)!r}.",
+                f"There is no batch {quoted(batch_id, 64)}.",
                 status_code=404,
             )
         return batch

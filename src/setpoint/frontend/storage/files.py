@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.storage.documents import Documents, cannot_store, is_id, new_id
 
 KIND, PREFIX = "file", "file-"
@@ -86,7 +86,7 @@ class UploadStore:
         file = self._files.get(file_id)
         if file is None:
             raise RequestError(
-                f"There is no file {excerpt(file_id, 64)!r}.",
+                f"There is no file {quoted(file_id, 64)}.",
                 status_code=404,
             )
         return file

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.storage.background import ID_PREFIX, BackgroundBook, BackgroundResponse
 
 MAX_RESPONSES = 10_000
@@ -95,14 +95,14 @@ class ResponseStore:
         RequestError: 400 for text that cannot be an id, 404 for a response that is not stored."""
         if not response_id.startswith(ID_PREFIX):
             raise RequestError(
-                f"Invalid {name!r}: {excerpt(response_id, 64)!r}. The id of a response begins with"
+                f"Invalid {name!r}: {quoted(response_id, 64)}. The id of a response begins with"
                 f" {ID_PREFIX!r}.",
             )
         with self._lock:
             found = self._kept.get(response_id)
             if found is None:
                 raise RequestError(
-                    f"{name}: this server stores no response {excerpt(response_id, 64)!r}. It was"
+                    f"{name}: this server stores no response {quoted(response_id, 64)}. It was"
                     " never created here, was created with store false, was deleted, or was"
                     " dropped because"
                     " newer ones needed its space.",

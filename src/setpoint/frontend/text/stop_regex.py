@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.text import expression as tree
 from setpoint.frontend.text.expression import RefusedExpression, Test, Where, parse_expression
 
@@ -212,7 +212,7 @@ def _add(positions: Positions, reached: Iterable[tuple[int, Where]]) -> None:
 
 
 def _refused(expression: str, why: str) -> RequestError:
-    return RequestError(f"stop_regex {excerpt(expression, 64)!r} {why}.")
+    return RequestError(f"stop_regex {quoted(expression, 64)} {why}.")
 
 
 class _Builder:

@@ -16,7 +16,7 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.config.groups.model import model_overrides
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError, RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import excerpt, quoted
 from setpoint.core.model import ModelSpec
 from setpoint.core.weightfiles import weight_files
 from setpoint.frontend.checkpoint_names import Checkpoint
@@ -63,7 +63,7 @@ class LaunchedCheckpoints:
         load_format = self._options.model.load_format if load_format is None else load_format
         if load_format not in LOADABLE:
             raise RequestError(
-                f"load_format is {excerpt(load_format)!r}; it may be {', '.join(LOADABLE)}."
+                f"load_format is {quoted(load_format)}; it may be {', '.join(LOADABLE)}."
             )
         if model_path in (
             self._source.name,
@@ -77,7 +77,7 @@ class LaunchedCheckpoints:
             raise RequestError(str(error)) from None
         except OSError as error:
             raise RequestError(
-                f"model_path: {excerpt(model_path)!r} cannot be read: {error.strerror}."
+                f"model_path: {quoted(model_path)} cannot be read: {error.strerror}."
             ) from None
 
     def _allowed_checkpoint(self, model_path: str, load_format: str) -> Checkpoint:
@@ -123,7 +123,7 @@ class LaunchedCheckpoints:
                 f" {NO_OTHER_GGUF}"
             )
         if not folder.is_dir():
-            raise RequestError(f"model_path: the folder {excerpt(model_path)!r} does not exist.")
+            raise RequestError(f"model_path: the folder {quoted(model_path)} does not exist.")
         return folder
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.wording import kind_of
 from setpoint.frontend.chat.passed_over import placeholder
 
@@ -90,7 +90,7 @@ def history_of(
         where = f"messages[{index}]"
         role = message.get("role")
         if not isinstance(role, str) or role not in _KINDS:
-            got = repr(excerpt(role, 64)) if isinstance(role, str) else kind_of(role)
+            got = quoted(role, 64) if isinstance(role, str) else kind_of(role)
             raise RequestError(f"{where}.role must be user, assistant or system; got {got}.")
         content = message.get("content")
         if role == "assistant":
@@ -184,8 +184,7 @@ def _result(
         raise RequestError(f"{where}.tool_use_id is missing.")
     if call_id not in known_calls:
         raise RequestError(
-            f"{where}.{name} is {excerpt(call_id, 64)!r}, but no earlier tool_use block has that"
-            " id."
+            f"{where}.{name} is {quoted(call_id, 64)}, but no earlier tool_use block has that id."
         )
     content = block.content or ""
     if not isinstance(content, str):
@@ -249,7 +248,7 @@ def _block(raw: Any, where: str, kinds: Kinds) -> Block:
         raise RequestError(f"{where} must be an object with a type, got {kind_of(raw)}.")
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+        got = quoted(kind, 64) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
             f"{where}.type must be {' or '.join(kinds)}, got {got}: this model reads text only."
         )

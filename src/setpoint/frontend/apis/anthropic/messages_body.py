@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.core.bounds import Count, number_text
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.anthropic.history import history_of
@@ -96,7 +96,7 @@ class ConversationBody(msgspec.Struct, kw_only=True):
         if self.thinking is not None and self.thinking.type not in _THINKING:
             raise RequestError(
                 f"thinking.type must be {', '.join(_THINKING)}; got"
-                f" {excerpt(self.thinking.type, 64)!r}."
+                f" {quoted(self.thinking.type, 64)}."
             )
         return warnings
 
@@ -182,7 +182,7 @@ class MessagesBody(ConversationBody, kw_only=True):
 def _check_tool(tool: ToolBody, where: str) -> None:
     if tool.type not in (None, "custom"):
         raise RequestError(
-            f"{where}.type is {excerpt(tool.type, 64)!r}, a tool that Anthropic defines; this"
+            f"{where}.type is {quoted(tool.type, 64)}, a tool that Anthropic defines; this"
             " server accepts only custom tools."
         )
     if tool.input_schema is None:

@@ -6,7 +6,7 @@ import math
 import re
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 UNITS = {
     "ns": 1e-9,
@@ -39,7 +39,7 @@ def _duration(text: str) -> float:
     if found is None:
         raise RequestError(
             f'keep_alive must be a number of seconds or a duration such as "5m", got'
-            f" {excerpt(text, 64)!r}."
+            f" {quoted(text, 64)}."
         )
     total = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(found[2]))
     return -total if found[1] == "-" else total

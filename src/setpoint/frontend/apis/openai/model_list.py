@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.anthropic_models import (
     is_anthropics,
     model_card,
@@ -57,7 +57,7 @@ class ModelRoutes:
         names = ", ".join(each.config.served_model_name for each in self._models)
         are = "is" if len(self._models) == 1 else "are"
         refusal = Refusal(
-            message=f"The model {excerpt(model_id, 64)!r} does not exist; there {are} {names}.",
+            message=f"The model {quoted(model_id, 64)} does not exist; there {are} {names}.",
             status_code=404,
             param="model",
             code="model_not_found",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.wording import kind_of
 
 
@@ -41,7 +41,7 @@ def constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
         case {"type": "structural_tag"}:
             return {"structural_tag": dict(response_format)}
         case {"type": str(kind)}:
-            got = repr(excerpt(kind, 64))
+            got = quoted(kind, 64)
         case _:
             got = kind_of(response_format.get("type"))
     raise RequestError(f"response_format.type must be one of {', '.join(_TYPES)}; got {got}.")

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.apis.openai.kept.fields import (
     check_metadata,
     expiry_seconds,
@@ -71,9 +71,7 @@ class BatchRoutes:
         body, warnings = await self._bodies.read(request, self._read)
         if body.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
-            raise RequestError(
-                f"endpoint must be one of {known}; got {excerpt(body.endpoint, 64)!r}."
-            )
+            raise RequestError(f"endpoint must be one of {known}; got {quoted(body.endpoint, 64)}.")
         check_metadata(body.metadata)
         batch = await book.create(
             endpoint=body.endpoint,

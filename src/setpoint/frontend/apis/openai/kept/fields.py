@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from setpoint.core.conversion import as_whole
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def window_seconds(text: str) -> int:
     if not 0 < seconds <= _MOST_DAYS * _DAY_S:
         raise RequestError(
             f"completion_window must be hours or days, such as 24h or 7d, up to {_MOST_DAYS} days;"
-            f" got {excerpt(text, 32)!r}."
+            f" got {quoted(text, 32)}."
         )
     return seconds
 
@@ -52,7 +52,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
         if len(key) > 64 or len(value) > 512:
             raise RequestError(
                 "metadata may have keys of at most 64 characters and values of at most 512; the"
-                f" entry {excerpt(key, 64)!r} is too long."
+                f" entry {quoted(key, 64)} is too long."
             )
 
 
@@ -70,12 +70,12 @@ def page(
     if not 1 <= limit <= most:
         raise RequestError(f"limit must be from 1 to {most}, got {limit}.")
     if order not in ("asc", "desc"):
-        raise RequestError(f"order must be asc or desc, got {excerpt(order, 32)!r}.")
+        raise RequestError(f"order must be asc or desc, got {quoted(order, 32)}.")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         ids = [_id(item) for item in ordered]
         if after not in ids:
-            raise RequestError(f"after: this list has no entry {excerpt(after, 64)!r}.")
+            raise RequestError(f"after: this list has no entry {quoted(after, 64)}.")
         ordered = ordered[ids.index(after) + 1 :]
     shown_items = ordered[:limit]
     return {

@@ -12,7 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.frontend.apis.openai.kept.fields import expiry_seconds
 from setpoint.frontend.storage.batches import BATCH_PURPOSE
 from setpoint.frontend.storage.files import StoredFile, Upload, UploadStore
@@ -109,7 +109,7 @@ class _Form:
         if not upload.num_bytes:
             raise RequestError("file is empty.")
         if self.purpose not in PURPOSES:
-            got = f"; got {excerpt(self.purpose, 64)!r}" if self.purpose else ""
+            got = f"; got {quoted(self.purpose, 64)}" if self.purpose else ""
             raise RequestError(f"purpose must be one of {', '.join(PURPOSES)}{got}.")
 
     def _text(self, name: str) -> str:
@@ -133,8 +133,7 @@ class _Form:
         if self._name != "file":
             known = ", ".join(("file", *_FIELDS))
             raise RequestError(
-                f"{excerpt(self._name, 64)!r} is not a known field of the form; it may have"
-                f" {known}."
+                f"{quoted(self._name, 64)} is not a known field of the form; it may have {known}."
             )
         if b"filename" not in options:
             raise RequestError("file must be a file with a filename, not a text field.")

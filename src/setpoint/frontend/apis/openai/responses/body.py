@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.request import RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.bodies.openai_bodies import UNSUPPORTED as UNSUPPORTED_ANYWHERE
@@ -91,7 +91,7 @@ class ResponsesBody(InputBody, kw_only=True):
             if name not in _INCLUDABLE:
                 raise RequestError(
                     f"include[{index}] must be one of {', '.join(_INCLUDABLE)}; got"
-                    f" {excerpt(name, 64)!r}."
+                    f" {quoted(name, 64)}."
                 )
         if self.background and self.store is False:
             raise RequestError(

@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.core.bounds import convert_field
 from setpoint.core.errors import RequestError
-from setpoint.core.excerpt import excerpt
+from setpoint.core.excerpt import quoted
 from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.responses.response_tools import called_name
 from setpoint.frontend.chat.passed_over import placeholder
@@ -217,7 +217,7 @@ def _referred(item_id: Any, where: str, find: Callable[[str], Item | None]) -> I
     if item is None:
         raise RequestError(
             f"{where}.id: this server stores no response with the output item"
-            f" {excerpt(item_id, 64)!r}. Send the item itself.",
+            f" {quoted(item_id, 64)}. Send the item itself.",
             status_code=404,
         )
     return item
@@ -248,7 +248,7 @@ def _text_of(content: Parts, where: str) -> str:
         field = _TEXTS.get(kind) if isinstance(kind, str) else None
         text = part.get(field) if field else None
         if not isinstance(text, str):
-            got = repr(excerpt(kind, 64)) if isinstance(kind, str) else kind_of(part)
+            got = quoted(kind, 64) if isinstance(kind, str) else kind_of(part)
             raise RequestError(
                 f"{where}[{index}]: this model reads only text parts, such as"
                 f' {{"type": "input_text", "text": "…"}}; got {got}.'
@@ -291,7 +291,7 @@ def messages_of(
             call_id = known_calls.get(checked.call_id)
             if call_id is None:
                 raise RequestError(
-                    f"{where}.call_id is {excerpt(checked.call_id, 64)!r}, but no earlier call has"
+                    f"{where}.call_id is {quoted(checked.call_id, 64)}, but no earlier call has"
                     " that id."
                 )
             content = checked.text(where)
