@@ -30,6 +30,8 @@ from setpoint.engine.runner.way import Ran
 
 logger = logging.getLogger(__name__)
 
+GIB = 1 << 30
+
 
 @dataclass(slots=True, frozen=True)
 class Captured:
@@ -101,10 +103,10 @@ class GraphWay:
             return []
         began, before = time.perf_counter(), self._graphs.num_bytes
         logger.info(
-            "Capture target %s CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem=%s"
+            "Capture target %s CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem=%.2f"
             " GB",
             kind,
-            _gib(self._graphs.free_bytes),
+            self._graphs.free_bytes / GIB,
         )
         captured = []
         # From large to small, so that the small ones find the memory of the large ones free.
@@ -113,13 +115,13 @@ class GraphWay:
             report(f"capturing {kind} steps, {number} of {len(sizes)}: {size} {what}")
             captured.append(capture(size))
         logger.info(
-            "Capture target %s CUDA graph end. bs=%s, elapsed=%.2f s, mem usage=%s GB, avail mem=%s"
-            " GB.",
+            "Capture target %s CUDA graph end. bs=%s, elapsed=%.2f s, mem usage=%.2f GB, avail"
+            " mem=%.2f GB.",
             kind,
             list(sizes),
             time.perf_counter() - began,
-            _gib(self._graphs.num_bytes - before),
-            _gib(self._graphs.free_bytes),
+            (self._graphs.num_bytes - before) / GIB,
+            self._graphs.free_bytes / GIB,
         )
         return captured[::-1]
 
@@ -159,7 +161,3 @@ class GraphWay:
         except RuntimeError as error:
             raise NotCapturable(str(error).partition("\n")[0]) from error
         return Captured(inputs, replay, hidden, logits)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f}"
