@@ -1,7 +1,7 @@
 """What a decode step of a small model launches on a GPU, in order: kernels in Triton, and operations
 of torch, of which each is at least one kernel.
 
-    PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY
+    PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY QUANTIZATION
 
 The step runs on meta tensors with the driver of an absent GPU. FOLDER gets the model, a golden one of
 the family.
@@ -24,6 +24,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.attention import attention_backend as attention
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels import kernel_registry as kernels
+from setpoint.engine.quant import grouped
 from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.absent_gpu import AbsentGpu, Launch
@@ -62,21 +63,25 @@ class TorchLaunches(TorchDispatchMode):
         return result
 
 
-def decode_launches(folder: Path, family: str) -> tuple[dict[str, list[str]], int]:
+def decode_launches(
+    folder: Path, family: str, quantization: str
+) -> tuple[dict[str, list[str]], int]:
     """The launches of a decode step's forward pass, those of each kind of sampling, and the number
     of layers."""
     gpu = AbsentGpu(90)
     gpu.install()
     kernels.PREFERENCE["meta"] = ("triton",)
     attention.PREFERENCE["meta"] = ("triton",)
-    quant.PREFERENCE["meta", "unquant"] = quant.PREFERENCE["cuda", "unquant"]
+    for method in {"unquant", quantization}:
+        quant.PREFERENCE["meta", method] = quant.PREFERENCE["cuda", method]
+    grouped.PLAIN["meta"] = grouped.PLAIN["cuda"]
     torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign]
     (config, *_) = (g.config for g in GOLDENS if g.config["model_type"] == family)
     write_tiny(folder, config)
     runner = build_runner(
         EngineConfig(
             str(folder), read_spec(folder), device="meta", dtype="bfloat16", kv_dtype="bfloat16",
-            page_size=PAGE, load_format="dummy",
+            page_size=PAGE, load_format="dummy", quantization=quantization,
         )
     )  # fmt: skip
     groups = allocate_rows(runner, num_rows=ROWS * PAGES, max_slots=ROWS, context_len=PAGE * PAGES)
@@ -114,4 +119,4 @@ def _decode(
 
 
 if __name__ == "__main__":
-    print(json.dumps(decode_launches(Path(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(decode_launches(Path(sys.argv[1]), *sys.argv[2:])))
