@@ -167,8 +167,7 @@ def test_vocabularies_of_few_tiles(vocabulary: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spread", [1.0, 2.5, 5.0])
-@pytest.mark.parametrize("vocabulary", [151_936, 262_208])
+@pytest.mark.parametrize(("vocabulary", "spread"), [(151_936, 2.5), (151_936, 5.0), (262_208, 5.0)])
 def test_draws_from_large_vocabularies(vocabulary: int, spread: float) -> None:
     compare([*DRAWN, GREEDY], vocabulary, 7, spread)
 
@@ -255,6 +254,20 @@ def test_tokens_that_tie_at_a_threshold_stay(params: SamplingParams, left: int) 
             if abs(number_of(seed, columns["length"][row]) - number) < 0.02
         )
     assert chosen(logits, on_device(rows)).tolist() == tokens[1::3].tolist()
+
+
+def test_with_min_p_top_p_is_a_share_of_all_that_top_k_leaves() -> None:
+    """Also of tokens that are then below min-p."""
+    logits = torch.full((1, 2000), -torch.inf)
+    logits[0, 500], logits[0, 1500], logits[0, 600:700] = (
+        0.0,
+        float(np.log(0.5)),
+        -float(np.log(10)),
+    )
+    rows = rows_of([SamplingParams(top_k=150, top_p=0.5, min_p=0.3)], 2000, 14)
+    length = rows.columns["length"][0]
+    rows.columns["seed"] = next(seed for seed in range(99) if 0.7 < number_of(seed, length) < 0.95)
+    assert chosen(logits, on_device(rows)).tolist() == [1500]
 
 
 def number_of(seed: int, position: int) -> float:
