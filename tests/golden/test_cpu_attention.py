@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from setpoint.engine.attention import cpu_attention
 from setpoint_testing.attention_problems import (
     VARIANTS,
     Case,
@@ -63,10 +62,6 @@ LATENT = [
 CASES += LATENT
 
 
-def run(problem: Problem, level: str | None = None) -> torch.Tensor:
-    return problem.run(cpu_attention.create(problem.shape, level=level))
-
-
 def bound(case: Case, dtype: torch.dtype) -> float:
     """bf16: the output's own rounding (2^-9) and, with AVX512_BF16, that of the probabilities."""
     exact = 2e-6 if case.head_dim <= 256 else 4e-6
@@ -80,7 +75,7 @@ def test_attention_matches_reference(case: Case, levels: list[str]):
         problem = make_problem(case, dtype, kv_dtype)
         reference = problem.reference()
         for level in levels:
-            assert relative_error(run(problem, level), reference) < bound(case, dtype), (
+            assert relative_error(problem.run_on_cpu(level), reference) < bound(case, dtype), (
                 f"{level}, {dtype} with {kv_dtype} in the cache"
             )
 
@@ -94,7 +89,7 @@ def test_windows_and_soft_caps_match_reference(case: Case, name: str, levels: li
         problem = make_problem(case, dtype, variant=name)
         reference = problem.reference()
         for level in levels:
-            error = relative_error(run(problem, level), reference)
+            error = relative_error(problem.run_on_cpu(level), reference)
             assert error < bound(case, dtype), f"{level}, {dtype}"
 
 
@@ -104,13 +99,13 @@ def test_blocks_before_a_window_are_not_read(level: str):
     by a chunk."""
     rows = (Row(1, 3000), Row(1, 900), Row(2, 910), Row(200, 1500))
     problem = make_problem(Case(8, 2, 64, 16, rows, prefix=640), FP32, variant="window100")
-    expected = run(problem, level)
+    expected = problem.run_on_cpu(level)
     batch = problem.batch
     for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
         first = kv_len - int(np.diff(batch.cu_q_host)[row]) - 99
         unseen = batch.page_table[batch.slots[row], : first // 128 * 8].long()
         problem.k_cache[unseen] = problem.v_cache[unseen] = torch.nan
-    assert torch.equal(run(problem, level), expected)
+    assert torch.equal(problem.run_on_cpu(level), expected)
 
 
 @pytest.mark.cases(24)
@@ -134,10 +129,10 @@ def test_a_row_alone_equals_the_row_in_a_batch(
     rows = (*random_rows(7, 16, 500), Row(1, 1300), Row(1, 310), Row(300, 700))
     rank = 48 if heads[1] == 1 else 0
     problem = make_problem(Case(*heads, 64, 1, rows, prefix, rank), dtype, variant=name)
-    together = run(problem, level)
+    together = problem.run_on_cpu(level)
     for row in range(len(rows)):
         begin, end = problem.batch.cu_q_host[row], problem.batch.cu_q_host[row + 1]
-        assert torch.equal(run(problem.only(row), level), together[begin:end])
+        assert torch.equal(problem.only(row).run_on_cpu(level), together[begin:end])
 
 
 @each_level
@@ -151,7 +146,7 @@ def test_chunks_equal_the_whole_prompt(
     rank = 48 if heads[1] == 1 else 0
     case = Case(*heads, 64, 16, (Row(400, 400),), latent_rank=rank)
     whole = make_problem(case, dtype, variant=name)
-    expected = run(whole, level)
+    expected = whole.run_on_cpu(level)
     for size in (1, 15, 128, 399):
         for begin in range(0, 400, size if size > 1 else 37):
             end = min(begin + size, 400)
@@ -164,7 +159,7 @@ def test_chunks_equal_the_whole_prompt(
             chunk = Problem(
                 whole.shape, whole.q[begin:end], whole.k_cache, whole.v_cache, batch, whole.variant
             )
-            assert torch.equal(run(chunk, level), expected[begin:end])
+            assert torch.equal(chunk.run_on_cpu(level), expected[begin:end])
 
 
 @each_level
@@ -173,7 +168,7 @@ def test_nan_is_not_hidden(dtype: torch.dtype, level: str):
     """A query with NaN gives NaN, so that the sampler sees it; its neighbours do not."""
     problem = make_problem(Case(4, 2, 32, 16, (Row(2, 200), Row(1, 200))), dtype)
     problem.q[1, 0, 3] = torch.nan
-    result = run(problem, level)
+    result = problem.run_on_cpu(level)
     assert result[1, 0].isnan().all()
     assert result[0].isfinite().all()
     assert result[2].isfinite().all()
@@ -185,11 +180,11 @@ def test_extreme_sinks(dtype: torch.dtype, level: str):
     """A sink far below the scores changes no bit, one far above them leaves zeros, and a NaN stays
     in its head."""
     problem = make_problem(Case(6, 2, 64, 16, (Row(1, 200), Row(150, 300))), dtype)
-    plain = run(problem, level)
+    plain = problem.run_on_cpu(level)
     sinks = torch.full((6,), -1e4)
     sinks[2:4] = torch.tensor([1e4, torch.nan])
     problem.variant = replace(problem.variant, sinks=sinks)
-    result = run(problem, level)
+    result = problem.run_on_cpu(level)
     for head in (0, 1, 4, 5):
         assert torch.equal(result[:, head], plain[:, head])
     assert result[:, 2].abs().max() < 1e-30
@@ -202,7 +197,7 @@ def test_sinks_on_a_pool_in_fp8(kv_dtype: torch.dtype, levels: list[str]):
     for dtype in (FP32, BF16):
         problem = make_problem(CASES[1], dtype, kv_dtype, variant="all")
         for level in levels:
-            error = relative_error(run(problem, level), problem.reference())
+            error = relative_error(problem.run_on_cpu(level), problem.reference())
             assert error < (2e-6 if dtype == FP32 else 6e-3), f"{level}, {dtype}"
 
 
@@ -225,6 +220,6 @@ def test_number_of_threads_changes_nothing(name: str, dtype: torch.dtype, thread
     results = []
     for count in (1, 2, 3):
         threads(count)
-        results.append(run(problem))
+        results.append(problem.run_on_cpu())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

@@ -425,12 +425,12 @@ def test_an_operation_that_raises_halfway_leaves_an_engine_that_can_be_restored(
             assert not engine.operator.released
         method = getattr(engine.runner, where)
 
-        def raising(method: Any = method) -> None:
+        def raising(method: Any = method, **options: Any) -> None:
             nonlocal left
             left -= 1
             if left >= 0:
                 raise MemoryError
-            method()
+            method(**options)
 
         monkeypatch.setattr(engine.runner, where, raising)
         h.operate(operation)

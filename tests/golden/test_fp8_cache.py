@@ -56,7 +56,7 @@ def test_every_code_is_read_as_its_value(level: str, kind: torch.dtype) -> None:
         pages = problem.batch.page_table[problem.batch.slots, 0].long()
         problem.v_cache[pages, 0, 0] = values.view(4, 64)
         expected = values.view(4, 1, 64).to(dtype).expand(-1, 3, -1)
-        assert torch.equal(problem.run(level), expected)
+        assert torch.equal(problem.run_on_cpu(level), expected)
 
 
 def widened(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -80,7 +80,9 @@ def test_bits_are_those_of_a_wider_cache(level: str, kind: torch.dtype) -> None:
         variant = list(VARIANTS)[number % len(VARIANTS)]
         for dtype in (FP32, BF16):
             problem = make_problem(case, dtype, kind, variant)
-            assert torch.equal(problem.run(level), widened(problem, BF16).run(level)), (case, dtype)
+            assert torch.equal(
+                problem.run_on_cpu(level), widened(problem, BF16).run_on_cpu(level)
+            ), (case, dtype)
 
 
 @pytest.mark.full
@@ -96,8 +98,8 @@ def test_without_the_permutations_of_bytes(
     try:
         for case in CASES:
             problem = make_problem(case, BF16, kind)
-            expected = widened(problem, BF16).run("avx512_bf16")
-            assert torch.equal(problem.run("avx512_bf16"), expected), case
+            expected = widened(problem, BF16).run_on_cpu("avx512_bf16")
+            assert torch.equal(problem.run_on_cpu("avx512_bf16"), expected), case
     finally:
         library._load.cache_clear()
 
@@ -113,8 +115,8 @@ def test_any_values(level: str, kind: torch.dtype) -> None:
             codes = torch.randint(0, LARGEST[kind] + 1, cache.shape, dtype=torch.uint8)
             signs = torch.randint(0, 2, cache.shape, dtype=torch.uint8) << 7
             cache.view(torch.uint8)[1:] = (codes | signs)[1:]
-        result = problem.run(level)
-        assert torch.equal(result, widened(problem, BF16).run(level))
+        result = problem.run_on_cpu(level)
+        assert torch.equal(result, widened(problem, BF16).run_on_cpu(level))
         assert result.isfinite().all()
 
 
@@ -126,7 +128,7 @@ def test_nan_is_not_hidden(where: str, level: str, kind: torch.dtype) -> None:
         problem = make_problem(Case(4, 2, 32, 16, (Row(2, 200), Row(1, 200))), dtype, kind)
         page = problem.batch.page_table[problem.batch.slots[1], 3]
         getattr(problem, where)[page, 5, 1, 7] = torch.nan
-        result = problem.run(level)
+        result = problem.run_on_cpu(level)
         assert result[2, 2:].isnan().any(dim=-1).all()
         assert result[2, :2].isfinite().all()
         assert result[:2].isfinite().all()

@@ -3,12 +3,13 @@ reference makes of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from setpoint.engine.attention import torch_ref
+from setpoint.engine.attention import cpu_attention, torch_ref
 from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
     AttentionBatch,
@@ -98,6 +99,10 @@ class Problem:
             self.variant,
         )
 
+    def run_on_cpu(self, level: str | None = None) -> torch.Tensor:
+        """The result of the C++ kernels at this level; None: the best."""
+        return self.run(cpu_attention.create(self.shape, level=level))
+
     def reference(self) -> torch.Tensor:
         backend = torch_ref.create(replace(self.shape, dtype=torch.float64))
         return attend(
@@ -163,8 +168,15 @@ def make_problem(
         v_cache = k_cache[..., : case.latent_rank]
     # Neither the dummy page nor what follows the last token of a row may be read.
     k_cache[0] = v_cache[0] = torch.nan
+    used = Counter(
+        page
+        for slot, length in zip(slots.tolist(), pages.tolist(), strict=True)
+        for page in table[slot, :length].tolist()
+    )
     for row, kv_len in enumerate(kv_lens.tolist()):
-        last = table[slots[row], (kv_len - 1) // case.page_size]
+        last = int(table[slots[row], (kv_len - 1) // case.page_size])
+        if used[last] > 1:
+            continue  # others may read all of it
         for cache in (k_cache, v_cache):
             cache[last, (kv_len - 1) % case.page_size + 1 :] = torch.nan
     # q is a strided view into the merged projection.

@@ -232,6 +232,17 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
     target.parent.mkdir(parents=True, exist_ok=True)
     finished = target.parent / f"objects-{library_path(compiler, level, more=more).stem}"
     finished.mkdir(exist_ok=True)
+    try:
+        _compile_to(target, finished, compiler, level, more=more)
+    except CompileError:
+        shutil.rmtree(finished, ignore_errors=True)  # it would fail again
+        raise
+    shutil.rmtree(finished, ignore_errors=True)  # a concurrent build has links of its own
+
+
+def _compile_to(target: Path, finished: Path, compiler: str, level: str, *, more: bool) -> None:
+    """finished: the folder of complete objects, which the next build finds if this one is
+    interrupted."""
     with _scratch(target.parent) as scratch:
         objects = {source: f"{scratch}/{source.stem}.o" for source in _sources()}
         missing = {source: built for source, built in objects.items() if not _take(finished, built)}
@@ -245,7 +256,6 @@ def compile_library(compiler: str, level: str, target: Path, *, more: bool = Tru
         library = f"{scratch}/library.so"
         _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
-    shutil.rmtree(finished, ignore_errors=True)  # a concurrent build has links of its own
 
 
 def _compiled(command: list[str], missing: dict[Path, str]) -> Generator[str, None, None]:
