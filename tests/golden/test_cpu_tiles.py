@@ -90,7 +90,7 @@ def test_products_of_8_bits_on_tiles_have_the_bits_of_other_levels(
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_on_tiles_has_the_bits_of_its_emulation(case: Case, variant: str) -> None:
     problem: Problem = make_problem(case, BF16, variant=variant)
-    assert torch.equal(bits(problem.run("amx")), bits(problem.run("amx_emulated")))
+    assert torch.equal(bits(problem.run_on_cpu("amx")), bits(problem.run_on_cpu("amx_emulated")))
 
 
 def test_the_emulation_is_never_chosen_by_itself() -> None:
