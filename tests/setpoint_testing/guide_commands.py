@@ -81,7 +81,6 @@ GUIDE_COMMANDS = (
     GuideCommand(
         CHINESE,
         "--quantization fp8",
-        refused=r"--quantization fp8 is for folders .* use w8a8_int8, which rounds weights to 8",
     ),
     GuideCommand(
         CHINESE,
@@ -105,7 +104,6 @@ GUIDE_COMMANDS = (
     GuideCommand(
         WORKLOADS,
         "--quantization fp8",
-        refused=r"--quantization fp8 is for folders .* use w8a8_int8, which rounds weights to 8",
     ),
     GuideCommand(
         WORKLOADS,
