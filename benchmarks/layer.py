@@ -36,6 +36,7 @@ from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import SILU
 from setpoint.engine.quant import cpu_linear as panels
 from setpoint.engine.quant.linear_method import PackedWeight
+from setpoint_testing.attention_problems import make_batch
 
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, NUM_LAYERS = 9, 3, 64, 576, 1536, 30
@@ -199,20 +200,13 @@ def problem(case: Attend) -> tuple[torch.Tensor, Pools, AttentionBatch]:
     ).contiguous()
     cache = (len(pages) + 1, 1, KV_HEADS, HEAD_DIM)
     pools = [(torch.randn(cache).to(BF16), torch.randn(cache).to(BF16)) for _ in range(case.copies)]
-    cu_q = np.concatenate(([0], np.cumsum(case.counts))).astype(np.int32)
-    kv_lens = np.full(num_rows, case.kv_len, np.int32)
-    slots, unused = torch.arange(num_rows, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
-    batch = AttentionBatch(
-        unused,
-        unused,
-        torch.from_numpy(cu_q),
-        cu_q,
-        torch.from_numpy(kv_lens),
-        kv_lens,
-        slots,
+    batch = make_batch(
+        np.array(case.counts, np.int32),
+        np.full(num_rows, case.kv_len, np.int32),
+        torch.arange(num_rows, dtype=torch.int32),
         table,
     )
-    q = torch.randn(int(cu_q[-1]), HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16)[:, :HEADS]
+    q = torch.randn(sum(case.counts), HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16)[:, :HEADS]
     return q, pools, batch
 
 

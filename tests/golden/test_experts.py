@@ -21,7 +21,13 @@ from setpoint.engine.quant.linear_method import GgufWeight, PackedWeight
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.goldens import GOLDENS
-from setpoint_testing.operation_cases import BF16, FP32, GROUPED_ROUTES, ROUTES
+from setpoint_testing.operation_cases import (
+    BF16,
+    FP32,
+    GROUPED_ROUTES,
+    ROUTES,
+    check_groups_of_equal_scores,
+)
 from setpoint_testing.plans import Driver
 from setpoint_testing.ranks import ranks
 
@@ -70,16 +76,8 @@ def test_groups_and_corrections_match_the_reference(
 
 
 def test_groups_of_equal_scores_are_taken_in_order() -> None:
-    routing = Routing(3, "sigmoid", True, 1.0, 4, 2, 2)
-    logits = torch.zeros(1, 8)
-    correction = torch.tensor([0.0, 0, 1, 0, 1, 0, 0, 0])
     for ops in (cpu_ops.create(FP32), RefOps()):
-        assert ops.route(logits, routing)[0].tolist() == [[0, 1, 2]]
-        ids, weights = ops.route(logits, routing, correction)
-        assert ids.tolist() == [[2, 4, 3]]
-        assert torch.allclose(weights, torch.full((1, 3), 1 / 3))  # the correction only chooses
-        weights = ops.route(torch.full((1, 8), -200.0), routing)[1]
-        assert weights.tolist() == [[0.0, 0.0, 0.0]]
+        check_groups_of_equal_scores(ops)
 
 
 def test_a_softmax_over_the_chosen_is_transformers() -> None:

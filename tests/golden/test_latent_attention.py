@@ -23,7 +23,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.cpu_levels import each_level
 from setpoint_testing.goldens import GOLDENS
-from setpoint_testing.operation_cases import BF16, FP32, LATENTS
+from setpoint_testing.operation_cases import BF16, FP32, LATENTS, latent_arguments
 from setpoint_testing.plans import Driver, allocate_rows
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
@@ -80,17 +80,7 @@ def test_stored_vectors_and_queries_match_the_reference(
 ) -> None:
     heads, rank = 3, 40
     for rows, rope in LATENTS:
-        torch.manual_seed(rows)
-        q = torch.randn(rows, heads, 24 + rope).to(dtype)
-        kv = torch.randn(rows, rank + rope).to(dtype)
-        given = (
-            torch.randn(rows, heads, rank).to(dtype),
-            q[..., 24:],
-            torch.randn(rows, rank).to(dtype),
-            kv[:, rank:],
-            torch.randn(500, rope),
-            torch.randint(0, 500, (rows,)),
-        )
+        given = latent_arguments(rows, rope, heads, rank, dtype)
         index = torch.randperm(100)[:rows]
         for kind in {dtype, torch.float8_e4m3fn, torch.float8_e5m2}:
             caches = [torch.zeros(25, 4, 1, rank + rope).to(kind) for _ in range(2)]

@@ -11,7 +11,13 @@ from setpoint.core.expert_placement import places
 from setpoint.engine.kernels.ops import SCORINGS, Routing
 from setpoint.engine.kernels.ref import RefOps
 from setpoint_testing import interpreted_triton as interpreted_triton
-from setpoint_testing.operation_cases import BF16, FP32, GROUPED_ROUTES, ROUTES
+from setpoint_testing.operation_cases import (
+    BF16,
+    FP32,
+    GROUPED_ROUTES,
+    ROUTES,
+    check_groups_of_equal_scores,
+)
 
 # isort: split
 from setpoint.engine.kernels.triton.ops import create
@@ -68,14 +74,7 @@ def test_groups_and_corrections_match_the_reference(
 
 
 def test_groups_of_equal_scores_are_taken_in_order() -> None:
-    routing = Routing(3, "sigmoid", True, 1.0, 4, 2, 2)
-    logits = torch.zeros(1, 8)
-    correction = torch.tensor([0.0, 0, 1, 0, 1, 0, 0, 0])
-    assert OPS.route(logits, routing)[0].tolist() == [[0, 1, 2]]
-    ids, weights = OPS.route(logits, routing, correction)
-    assert ids.tolist() == [[2, 4, 3]]
-    assert torch.allclose(weights, torch.full((1, 3), 1 / 3))  # the correction only chooses
-    assert OPS.route(torch.full((1, 8), -200.0), routing)[1].tolist() == [[0.0, 0.0, 0.0]]
+    check_groups_of_equal_scores(OPS)
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)

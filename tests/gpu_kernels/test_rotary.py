@@ -10,7 +10,14 @@ import torch
 from setpoint.engine.kernels.ref import RefOps
 from setpoint_testing import interpreted_triton as interpreted_triton
 from setpoint_testing.fp8_numbers import E4M3, E5M2, KINDS, hard_numbers, nearest, stored
-from setpoint_testing.operation_cases import BF16, FP32, LATENTS, ROTARIES, close
+from setpoint_testing.operation_cases import (
+    BF16,
+    FP32,
+    LATENTS,
+    ROTARIES,
+    close,
+    latent_arguments,
+)
 
 # isort: split
 from setpoint.engine.kernels.triton.ops import create
@@ -128,16 +135,7 @@ def test_latent_vectors_match_the_reference(
     dtype: torch.dtype, kind: torch.dtype | None, interleaved: bool, size: tuple[int, int]
 ) -> None:
     (rows, rope), heads, rank = size, 3, 40
-    torch.manual_seed(rows)
-    q, kv = torch.randn(rows, heads, 24 + rope).to(dtype), torch.randn(rows, rank + rope).to(dtype)
-    given = (
-        torch.randn(rows, heads, rank).to(dtype),
-        q[..., 24:],
-        torch.randn(rows, rank).to(dtype),
-        kv[:, rank:],
-        torch.randn(500, rope),
-        torch.randint(0, 500, (rows,)),
-    )
+    given = latent_arguments(rows, rope, heads, rank, dtype)
     empty = torch.full((26, 4, 1, rank + rope), torch.nan).to(kind or dtype)
     index, caches = 4 + torch.randperm(100)[:rows], (empty.clone(), empty.clone())
     found, expected = (

@@ -7,7 +7,10 @@ import itertools
 
 import torch
 
+from setpoint.engine.kernels.ops import Ops, Routing
+
 BF16, FP32 = torch.bfloat16, torch.float32
+Latents = tuple[torch.Tensor, ...]
 ROWS_COLUMNS = list(itertools.product((1, 3, 67), (16, 100, 576, 1536)))
 ROTARIES = [
     (9, 3, 64, 64, 5),
@@ -24,6 +27,34 @@ ROUTES = [(1, 1), (8, 2), (9, 3), (60, 4), (128, 8)]
 """Experts, of which a token chooses so many."""
 GROUPED_ROUTES = [(8, 3, 4, 2), (60, 6, 3, 1), (256, 8, 8, 4), (6, 6, 2, 2)]
 """Experts, of which a token chooses so many, groups, open groups."""
+
+
+def check_groups_of_equal_scores(ops: Ops) -> None:
+    """Groups of equal scores are taken in order, and a correction only chooses."""
+    routing = Routing(3, "sigmoid", True, 1.0, 4, 2, 2)
+    logits = torch.zeros(1, 8)
+    correction = torch.tensor([0.0, 0, 1, 0, 1, 0, 0, 0])
+    assert ops.route(logits, routing)[0].tolist() == [[0, 1, 2]]
+    ids, weights = ops.route(logits, routing, correction)
+    assert ids.tolist() == [[2, 4, 3]]
+    assert torch.allclose(weights, torch.full((1, 3), 1 / 3))
+    weights = ops.route(torch.full((1, 8), -200.0), routing)[1]
+    assert weights.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def latent_arguments(rows: int, rope: int, heads: int, rank: int, dtype: torch.dtype) -> Latents:
+    """What ``Ops.rope_and_store_latent`` gets besides the cache and its places."""
+    torch.manual_seed(rows)
+    q = torch.randn(rows, heads, 24 + rope).to(dtype)
+    kv = torch.randn(rows, rank + rope).to(dtype)
+    return (
+        torch.randn(rows, heads, rank).to(dtype),
+        q[..., 24:],
+        torch.randn(rows, rank).to(dtype),
+        kv[:, rank:],
+        torch.randn(500, rope),
+        torch.randint(0, 500, (rows,)),
+    )
 
 
 def close(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -28,11 +28,14 @@ from setpoint.engine.kernels.triton.attention_sizes import (
     power_of_2,
     tiles,
 )
-from setpoint.engine.kernels.triton.availability import require_device, require_triton
+from setpoint.engine.kernels.triton.availability import (
+    E4M3_CAPABILITY,
+    require_device,
+    require_triton,
+)
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 NARROW = (torch.bfloat16, torch.float16)
-E4M3_CAPABILITY = 89
 LOG2E = 1.4426950408889634
 PIECES = {False: 256, True: 512}
 """Are the rows wide -> positions of the smallest piece. A wide row has more to keep of a piece."""

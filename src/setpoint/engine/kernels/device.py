@@ -133,6 +133,12 @@ def traced(device: torch.device, *, host: bool, device_too: bool) -> tuple[bool,
     return host, "cuda" if device_too and device.type == "cuda" else None
 
 
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
 def give_back(device: torch.device) -> None:
     """Give the memory back to the system that torch or the C library keeps for later use."""
     if device.type == "cuda":

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from setpoint.engine.kernels.device import free_bytes
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 T = TypeVar("T")
@@ -45,18 +46,17 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self.num_bytes = 0
 
     @property
     def free_bytes(self) -> int:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free)
+        return free_bytes(self._device)
 
     def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             launch()
         torch.cuda.synchronize(self._device)
         before = self.free_bytes
@@ -66,7 +66,7 @@ class CudaGraphs:
         gc.disable()
         try:
             with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 result = launch()
         finally:

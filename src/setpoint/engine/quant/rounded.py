@@ -13,7 +13,7 @@ import torch
 
 from setpoint.core.errors import CheckpointError
 from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.kernels.triton.availability import require_triton
+from setpoint.engine.kernels.triton.availability import E4M3_CAPABILITY, require_triton
 from setpoint.engine.quant import fp8, w8a8_int8
 from setpoint.engine.quant.linear_method import GgufWeight
 from setpoint.engine.quant.plain import PlainWeight
@@ -21,8 +21,6 @@ from setpoint.engine.quant.quantised_numbers import BLOCK
 
 GROUP = 128
 """Inputs that share a scale where those of a row do not all."""
-FP8_CAPABILITY = 89
-"""Compute capability of the first GPUs that multiply fp8 (Ada)."""
 ALIGNED = 16
 """torch multiplies fp8 matrices whose sizes are multiples of this."""
 
@@ -151,8 +149,8 @@ def _require_fp8(dtype: torch.dtype) -> None:
     if dtype != torch.bfloat16:
         raise KernelsUnavailable(f"products of fp8 are in bfloat16, not {dtype}")
     capability = require_triton(dtype)
-    if 0 < capability < FP8_CAPABILITY:
+    if 0 < capability < E4M3_CAPABILITY:
         raise KernelsUnavailable(
             f"the GPU has compute capability {capability / 10}, and products of fp8 need"
-            f" {FP8_CAPABILITY / 10}"
+            f" {E4M3_CAPABILITY / 10}"
         )

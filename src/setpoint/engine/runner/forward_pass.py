@@ -14,7 +14,7 @@ import torch
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.request import Ids
 from setpoint.engine.attention.attention_backend import AttentionBatch
-from setpoint.engine.kernels.device import SharedTensor
+from setpoint.engine.kernels.device import SharedTensor, to_device
 from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.kv_pool import KVPool
@@ -69,7 +69,7 @@ class ForwardPass:
         """The batch's rows on the device; what else the step needs is sent there too."""
         arrays = (batch.slots, batch.cu_q, batch.kv_lens)
         if self.block is None:
-            tensors = [torch.from_numpy(array) for array in arrays]
+            tensors = [to_device(array, self.device) for array in arrays]
         else:
             self.send(batch, len(batch.slots))
             rows = self.block.rows
@@ -87,7 +87,7 @@ class ForwardPass:
     def sample_index(self, batch: ForwardBatch) -> torch.Tensor:
         """``ForwardBatch.sample_index`` [S] of the batch that was sent last, on the device."""
         if self.block is None:
-            return torch.from_numpy(batch.sample_index)
+            return to_device(batch.sample_index, self.device)
         return self.block.rows.sample_index[: len(batch.sample_index)]
 
     @torch.inference_mode()

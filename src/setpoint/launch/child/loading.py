@@ -22,7 +22,12 @@ from setpoint.core.records import Fallback, Observer
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.tensor_parallel import OtherRanks
-from setpoint.engine.kernels.device import accelerator_name, check_device, claims_later
+from setpoint.engine.kernels.device import (
+    accelerator_name,
+    check_device,
+    claims_later,
+    free_bytes,
+)
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import ALONE
 from setpoint.engine.parallel.split import cached_spec
@@ -313,5 +318,4 @@ def device_bytes(device: str) -> int:
     """Memory of the device that this process could take now."""
     if device == "cpu":
         return available_bytes()
-    free, _ = torch.cuda.mem_get_info()
-    return int(free)
+    return free_bytes(torch.device(device))

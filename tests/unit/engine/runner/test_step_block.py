@@ -12,6 +12,7 @@ import torch
 from setpoint.engine.kernels.device_sampling import DeviceRows
 from setpoint.engine.runner import step_block
 from setpoint.engine.runner.batch import ForwardBatch
+from setpoint.engine.runner.forward_pass import ForwardPass
 from setpoint.engine.runner.step_block import StepBlock
 from setpoint.engine.sampling.columns import NUM_WORDS, SLOT_DTYPE, SamplingRows, TokenLists
 
@@ -179,3 +180,17 @@ def test_the_host_waits_until_a_block_has_been_copied(monkeypatch: pytest.Monkey
         sent.append([slot, *[SLOTS] * (SLOTS - 1)])
     wait(len(marks))
     assert seen == sent
+
+
+def test_on_the_cpu_rows_that_may_not_be_written_are_copied() -> None:
+    """A rank reads the rows of another's plan from bytes. Torch warns of views of such arrays."""
+    batch = batch_of(np.random.default_rng(3))
+    fixed = replace(
+        batch,
+        slots=np.frombuffer(batch.slots.tobytes(), np.int32),
+        sample_index=np.frombuffer(batch.sample_index.tobytes(), np.int32),
+    )
+    no_tokens = torch.empty(0, 1)
+    step = ForwardPass(None, None, None, (), 1, no_tokens, CPU)  # type: ignore[arg-type]
+    assert step.inputs(fixed).slots.tolist() == batch.slots.tolist()
+    assert step.sample_index(fixed).tolist() == batch.sample_index.tolist()

@@ -14,6 +14,8 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = 80
 """Older GPUs have no arithmetic in bf16."""
+E4M3_CAPABILITY = 89
+"""Compute capability of the first GPUs with fp8 of the kind e4m3 (Ada)."""
 
 
 def require_triton(dtype: torch.dtype) -> int:
