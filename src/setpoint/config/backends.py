@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from setpoint.config.decisions import Book
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.pool import CPU_KERNEL_DTYPES
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCKS_INT8
@@ -19,8 +20,8 @@ def settle_attention(book: Book, device: str) -> None:
         asked = book.get(name)
         if asked in ONE_DEVICE and ONE_DEVICE[asked] != device:
             raise ConfigError(
-                f"{_flag(name)} {asked} does not run on --device {device}; use torch_ref, or leave"
-                " the option out."
+                f"{flag_of(name)} {asked} does not run on --device {device}; use torch_ref, or"
+                " leave the option out."
             )
         if asked == "torch_native":
             book.put(
@@ -52,13 +53,13 @@ def _agree(book: Book) -> None:
         (first, one), *others = asked.items()
         second, other = next((name, value) for name, value in others if value != one)
         raise ConfigError(
-            f"{_flag(first)} {one} and {_flag(second)} {other} differ, and one implementation has"
-            " to serve every step, because a step may have decode and prompt tokens; give only"
+            f"{flag_of(first)} {one} and {flag_of(second)} {other} differ, and one implementation"
+            " has to serve every step, because a step may have decode and prompt tokens; give only"
             f" --attention-backend {one}, or {other}."
         )
     if asked and "attention_backend" not in asked:
         ((name, value), *_) = asked.items()
-        book.put("attention_backend", value, f"{_flag(name)}: one serves every step")
+        book.put("attention_backend", value, f"{flag_of(name)}: one serves every step")
 
 
 PROMISE = (
@@ -75,7 +76,7 @@ def settle_determinism(book: Book, device: str) -> None:
         why = exception or f"not asked for, but where the C++ kernels run: {PROMISE}"
         book.put(name, False, why)
     elif exception:
-        raise ConfigError(f"{_flag(name)} cannot be promised here: {exception}. Leave it out.")
+        raise ConfigError(f"{flag_of(name)} cannot be promised here: {exception}. Leave it out.")
     else:
         book.put(name, True, f"given; {PROMISE}")
 
@@ -101,11 +102,6 @@ def _dependence(book: Book, device: str) -> str:
     ):
         if book.get(field) == value:
             written = "" if value is True else f" {value}"
-            return (
-                f"with {_flag(field)}{written} some operations are torch's, which do not promise it"
-            )
+            what = f"with {flag_of(field)}{written} some operations are torch's"
+            return f"{what}, which do not promise it"
     return ""
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -14,7 +14,7 @@ from setpoint.config.disaggregation import check_disaggregation
 from setpoint.config.dp_attention import check_dp_attention
 from setpoint.config.groups.answers import preferred_sampling
 from setpoint.config.groups.chat_formats import NONE
-from setpoint.config.groups.declare import Field, Option
+from setpoint.config.groups.declare import Field, Option, flag_of
 from setpoint.config.groups.events import FLAG, publisher_config
 from setpoint.config.groups.execution import check_spacing
 from setpoint.config.groups.graphs import check_graphs
@@ -167,7 +167,7 @@ def _check_ids_only(options: Options) -> None:
     unset = Options()
     for name in TEXT_OPTIONS:
         if options.get(name) not in (unset.get(name), NONE):
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             raise ConfigError(
                 f"{flag} concerns text, and with --skip-tokenizer-init the server handles none;"
                 " drop one of the two."

@@ -14,7 +14,7 @@ from setpoint.config import sglang as spellings
 from setpoint.config.commandline import default_text, placeholder
 from setpoint.config.commands import COMMANDS, Command
 from setpoint.config.environment import ENV_FIELDS
-from setpoint.config.groups.declare import Field, Option, Range, Scalar
+from setpoint.config.groups.declare import Field, Option, Range, Scalar, flag_of
 from setpoint.config.options import GROUPS, Options
 from setpoint.config.sglang import KNOWN
 from setpoint.config.workload import PROFILES, Advice
@@ -91,7 +91,7 @@ def flags_markdown() -> str:
 
 
 def _command(command: Command) -> str:
-    others = ", ".join(f"`{_flag(name)} {value}`" for name, value in command.defaults.items())
+    others = ", ".join(f"`{flag_of(name)} {value}`" for name, value in command.defaults.items())
     table = _option_table(
         f"`setpoint {command.name}`", command.own_fields, sglang=command.sglang_flags
     )
@@ -104,16 +104,12 @@ def _workloads() -> str:
         for one in recommendations:
             if isinstance(one, Advice):
                 parts.append(
-                    f"| {profile} | `{_flag(one.option)}` | {_code(_env_default(one.value))} |"
+                    f"| {profile} | `{flag_of(one.option)}` | {_code(_env_default(one.value))} |"
                     f" {one.why} |\n"
                 )
             else:
-                parts.append(f"| {profile} | `{_flag(one.name)}` | {one.value} | {one.why} |\n")
+                parts.append(f"| {profile} | `{flag_of(one.name)}` | {one.value} | {one.why} |\n")
     return "".join(parts)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _option_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import first_placements
@@ -19,7 +20,7 @@ def check_experts(options: Options, model: ModelSpec) -> None:
         ):
             value = getattr(experts, name)
             if value not in (0, "trivial", False, None):
-                flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                flag = flag_of(name) + ("" if value is True else f" {value}")
                 raise ConfigError(
                     f"{flag} is about ranks that hold whole experts; give --ep-size and --tp-size"
                     " above 1, or leave it out."

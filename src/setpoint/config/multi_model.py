@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
@@ -74,9 +75,7 @@ def each_model(options: Options, models: Sequence[str], given: Set[str]) -> list
         found[name] = options.replace(model_path=path, served_model_name=name)
     for option, why in REFUSED.items():
         if option in given and options.get(option) != Options().get(option):
-            raise ConfigError(
-                f"--{option.replace('_', '-')} cannot be combined with several models: {why}."
-            )
+            raise ConfigError(f"{flag_of(option)} cannot be combined with several models: {why}.")
     if options.execution.device not in ("auto", "cpu"):
         raise ConfigError(
             f"--device {options.execution.device} cannot be combined with several models: they are"

@@ -19,6 +19,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.expert_ranks import check_experts
 from setpoint.config.graphs import settle_graphs
 from setpoint.config.groups.chat_formats import NONE, OPEN
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.groups.events import publisher_config
 from setpoint.config.groups.memory import eviction_parameters
 from setpoint.config.groups.tiers import storage_config
@@ -303,7 +304,7 @@ def _scheduling(book: Book, chunk: int) -> None:
         book.put("enable_priority_scheduling", True, "--schedule-policy priority")
     for name, owners in _NEEDS.items():
         if book.changed(name) and not any(map(book.get, owners)):
-            flags = " or ".join("--" + owner.replace("_", "-") for owner in owners)
+            flags = " or ".join(flag_of(owner) for owner in owners)
             book.put(name, options.get(name), f"given, without effect: needs {flags}", warn=True)
     if (
         book.get("enable_priority_scheduling")

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Set
 
 from setpoint.config.absent_backends import REFUSED_BACKENDS
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.errors import ConfigError
 
@@ -445,7 +446,7 @@ def is_default(flag: str, value: str | None) -> bool:
 def default(field: str) -> str | None:
     """SGLang's default for the option of a field name, as its command line would spell it; None if
     it is unknown."""
-    flag = "--" + field.replace("_", "-")
+    flag = flag_of(field)
     return "" if flag in IMPLIED else DEFAULTS.get(flag)
 
 

@@ -96,7 +96,12 @@ class Field(Generic[M]):
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
+
+
+def flag_of(name: str) -> str:
+    """The option of a field with this name, as it is written on the command line."""
+    return "--" + name.replace("_", "-")
 
 
 def masked(field: Field[Option], value: Any) -> Any:

@@ -4,7 +4,6 @@ both."""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from types import NoneType
@@ -41,7 +40,6 @@ def read_query(request: Request, kind: type[T]) -> T:
     return kind(**values)
 
 
-@functools.cache
 def _readers(kind: type) -> dict[str, Callable[[str], Any]]:
     """Name of a parameter -> what reads its value."""
     readers = {}

@@ -318,4 +318,4 @@ def device_bytes(device: str) -> int:
     """Memory of the device that this process could take now."""
     if device == "cpu":
         return available_bytes()
-    return free_bytes(torch.device(device))
+    return int(free_bytes(torch.device(device)))
