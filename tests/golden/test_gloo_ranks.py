@@ -136,7 +136,6 @@ def test_no_step_with_an_exchange_is_captured(tmp_path: Path) -> None:
             make_recorder(torch.device("cpu")).recording(),
         ):
             group.own_ids(ids, (0, 2))
-        runner.capture = True
-        runner._make_ways()
+        runner._make_ways(capture=True)
         assert [way.name for way in runner.ways] == ["eager"]
         assert runner.why_eager == "exchanges through torch.distributed cannot be captured"

@@ -120,10 +120,11 @@ def test_tokens_of_slots_are_counted() -> None:
         torch.manual_seed(rows)
         ids = torch.stack([torch.randperm(experts)[:chosen] for _ in range(rows)]).int()
         positions = torch.randint(0, 1000, (rows,))
-        for given, num_slots in ((None, experts), (table, 9)):
+        cases = ((None, experts, positions), (None, experts, None), (table, 9, positions))
+        for given, num_slots, known in cases:
             loads = [torch.full((num_slots,), 7) for _ in range(2)]
             found, expected = (
-                each.place_experts(ids, load, positions, given)
+                each.place_experts(ids, load, known, given)
                 for each, load in zip((OPS, REF), loads, strict=True)
             )
             assert found.dtype == torch.int32

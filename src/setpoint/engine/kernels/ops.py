@@ -204,14 +204,14 @@ class Ops(Protocol):
         self,
         ids: torch.Tensor,
         load: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """ids [T, k] int32 -> the slots that hold these experts, [T, k] int32, and one is added to
         load [slots] int64 for each. Row e of places [E, W] int32 has the number n of the slots of
         expert e and then these slots, of which a token at the position p (positions [T] int64)
         takes the one at p mod n. Tokens at position -1 are not counted. Without places, the slot of
-        an expert has its number, and the result is ids."""
+        an expert has its number, the result is ids, and positions may be None: all are counted."""
         ...
 
     def combine(

@@ -152,17 +152,18 @@ class RefOps:
         self,
         ids: torch.Tensor,
         load: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         slots = ids
         if places is not None:
+            assert positions is not None
             rows = places[ids.long()]
             index = 1 + positions[:, None] % rows[..., 0]
             slots = rows.gather(2, index[..., None])[..., 0]
         pairs = slots.flatten().long()
-        counted = (positions >= 0).repeat_interleave(ids.shape[1])
-        load.index_add_(0, pairs, counted.to(load.dtype))
+        counted = torch.ones_like(ids) if positions is None else (positions >= 0).unsqueeze(1)
+        load.index_add_(0, pairs, counted.expand_as(ids).flatten().to(load.dtype))
         return slots
 
     def combine(

@@ -65,9 +65,11 @@ class ExpertSlots:
 
     def of(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """The slots of experts ids [T, k] int32, as many. Counts them."""
-        positions = ctx.batches[0].positions
-        if self._places is not None:  # else nobody reads them
+        positions: torch.Tensor | None = ctx.batches[0].positions
+        if self._places is not None:
             positions = ctx.data.gather(positions.unsqueeze(1)).view(-1)
+        elif len(positions) != len(ids):  # the others' are not worth an exchange of their own
+            positions = None
         return ctx.ops.place_experts(ids, self._load, positions, self._places)
 
     def gather(self, parts: torch.Tensor, slots: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

@@ -309,10 +309,11 @@ class CpuOps:
         self,
         ids: torch.Tensor,
         load: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         places: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert positions.dtype == torch.int64
+        assert places is None or positions is not None
+        assert positions is None or positions.dtype == torch.int64
         assert ids.dtype == torch.int32
         assert ids.is_contiguous()
         assert load.dtype == torch.int64
@@ -320,7 +321,7 @@ class CpuOps:
         call = self._placing
         call.ids = ids.data_ptr()
         call.load = load.data_ptr()
-        call.positions = positions.data_ptr()
+        call.positions = None if positions is None else positions.data_ptr()
         call.places = None if places is None else places.data_ptr()
         call.slots = slots.data_ptr()
         call.rows, call.chosen = ids.shape

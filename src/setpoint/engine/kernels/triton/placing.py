@@ -112,7 +112,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Te
 @triton.jit(do_not_specialize=["num_pairs"])
 def place_pairs(
     ids,  # [T, CHOSEN] int32
-    positions,  # [T] int64
+    positions,  # [T] int64, or None
     places,  # [experts, places_stride] int32
     slots,  # [T, CHOSEN] int32, out
     load,  # [slots] int64, in and out
@@ -125,7 +125,9 @@ def place_pairs(
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < num_pairs
     slot = tl.load(ids + pair, mask=inside, other=0)
-    position = tl.load(positions + pair // CHOSEN, mask=inside, other=-1)
+    position = tl.full([PAIRS], 0, tl.int64)
+    if positions is not None:
+        position = tl.load(positions + pair // CHOSEN, mask=inside, other=-1)
     if MOVES:
         row = places + slot.to(tl.int64) * places_stride
         count = tl.load(row, mask=inside, other=1)
@@ -138,13 +140,15 @@ def place_pairs(
 def place_experts(
     ids: torch.Tensor,
     load: torch.Tensor,
-    positions: torch.Tensor,
+    positions: torch.Tensor | None,
     places: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See ``Ops.place_experts``. Tokens that only pad the step are not counted."""
     assert ids.dtype == torch.int32
     assert ids.is_contiguous()
-    assert load.dtype == positions.dtype == torch.int64
+    assert load.dtype == torch.int64
+    assert positions is None or positions.dtype == torch.int64
+    assert places is None or positions is not None
     slots = ids if places is None else torch.empty_like(ids)
     place_pairs[(blocks(ids.numel(), PAIRS),)](
         ids, positions, places, slots, load, ids.numel(), 0 if places is None else places.stride(0),
