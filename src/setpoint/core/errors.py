@@ -44,6 +44,25 @@ class OutOfMemoryError(SetpointError):
     with exit code 1."""
 
 
+class StepOutOfMemoryError(OutOfMemoryError):
+    """The device had too little memory for a step, whose results are lost. The executor has given
+    back what the step held and what the allocator kept, and can run another step.
+
+    why: what the allocator said. wanted_bytes: what it was asked for; 0: it did not say.
+    total_bytes: memory of the device; 0: unknown. is_final: others compute in step with this
+    executor, so that it cannot leave a step out.
+    """
+
+    def __init__(
+        self, why: str, *, wanted_bytes: int = 0, total_bytes: int = 0, is_final: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.wanted_bytes = wanted_bytes
+        self.total_bytes = total_bytes
+        self.is_final = is_final
+
+
 class SourceError(SetpointError):
     """A log, file, folder or server that the doctor cannot read: missing, empty, binary, silent, or
     not about an engine. Ends the command with exit code 2."""

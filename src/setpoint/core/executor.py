@@ -16,11 +16,14 @@ class PendingStep(Protocol):
     An error that concerns one sequence (its parameters, its sampling) is reported in
     ``StepResult.failures`` and raises nothing; until the scheduler has seen it, the sequence's slot
     holds a state with which steps can run. An exception concerns the step as a whole and ends the
-    engine.
+    engine, except a StepOutOfMemoryError: it makes the step void. Then nothing of it counts but
+    its releases, and ``result`` is not called. Every sequence of the plan is admitted again before
+    it has another row.
     """
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """Enqueue the step's sampling, with grammar masks if there are any."""
+        """Enqueue the step's sampling, with grammar masks if there are any. Raises
+        StepOutOfMemoryError."""
 
     def result(self) -> StepResult:
         """Wait for the sampled ids."""
@@ -30,7 +33,9 @@ class PendingStep(Protocol):
 class Executor(Protocol):
     """Runs plans. ``submit`` enqueues the forward pass and does not wait for the device."""
 
-    def submit(self, plan: StepPlan) -> PendingStep: ...
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Begin a step. Raises StepOutOfMemoryError."""
+        ...
 
     def idle(self) -> bool:
         """Called repeatedly while there is nothing to compute, between checks for messages: spend

@@ -3,8 +3,8 @@ order in which it happened.
 
 Log lines, ``/server_info``, the benchmarks' breakdown and recordings are readers of this stream;
 none of them measures anything itself. The inputs (``Turn``, ``Received``, ``ResultTaken``,
-``SendFailed``) determine every plan: a scheduler that gets the same inputs again makes the same
-plans.
+``StepLost``, ``SendFailed``) determine every plan: a scheduler that gets the same inputs again
+makes the same plans.
 """
 
 from __future__ import annotations
@@ -81,6 +81,22 @@ class StepPlanned(msgspec.Struct, frozen=True, tag=True):
     """A plan, before it is executed."""
 
     plan: StepPlan
+
+
+class StepLost(msgspec.Struct, frozen=True, tag=True):
+    """Input: the device had too little memory for a step (``StepOutOfMemoryError``). Its sequences
+    and all others that ran go back to the queue, unless the engine ends."""
+
+    step_id: int
+    sampling: bool
+    """Whether it was lost while its rows were sampled, and not before."""
+    num_seqs: int
+    """Sequences that ran."""
+    why: str
+    wanted_bytes: int
+    total_bytes: int
+    is_final: bool
+    """See ``StepOutOfMemoryError``, also for the three values before."""
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
@@ -411,6 +427,7 @@ Record = (
     | ResultTaken
     | SendFailed
     | StepPlanned
+    | StepLost
     | StepDone
     | TurnDone
     | Retraction

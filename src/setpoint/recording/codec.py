@@ -165,6 +165,7 @@ def _done(record: RequestDone, content: Content) -> KeptRecord:
 
 _WHOLE: tuple[type, ...] = (
     records.SendFailed,
+    records.StepLost,
     records.StepDone,
     records.TurnDone,
     records.Retraction,
@@ -202,5 +203,5 @@ _ENTRIES = _OWN | dict.fromkeys(_WHOLE, _whole)
 MEASURED = frozenset({"TurnDone", "PreparationEnded"})
 """Kinds of records that a replay does not compare: they hold measured values, or values that the
 recorded inputs do not determine."""
-INPUTS = frozenset({"SendFailed"})
+INPUTS = frozenset({"SendFailed", "StepLost"})
 """Kinds of KeptRecord that are inputs."""

@@ -34,6 +34,7 @@ from setpoint.recording.recording_reader import Recording
 from setpoint.recording.script import load_script
 from setpoint.recording.surroundings import (
     EndOfResults,
+    LostStep,
     RecordedClock,
     RecordedExecutor,
     RecordedGiver,
@@ -235,6 +236,8 @@ class Replay:
                 case KeptRecord("Operated", [call_id, _, parts, error]):
                     self._operator.outcomes[call_id] = frozenset(map(MemoryPart, parts)), error
                     self._comparison.expected.append(row)
+                case KeptRecord("StepLost", [step_id, sampling, _, *lack]):
+                    self._executor.lost[step_id] = LostStep(sampling, *lack)
                 case KeptRecord("SendFailed", values):
                     self._link.lost[values[0]] = values[1]
                 case KeptRecord(kind) if kind in MEASURED:

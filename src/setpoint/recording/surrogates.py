@@ -108,6 +108,8 @@ def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
         elif isinstance(row, KeptPlan):
             planned.append(row)
             late.difference_update(admit[1] for admit in row.admits)
+        elif isinstance(row, KeptRecord) and row.kind == "StepLost":
+            planned.pop()
         elif isinstance(row, KeptRecord) and row.kind == "GrammarLate":
             late.add(row.values[1])
         elif isinstance(row, KeptResult):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
 from setpoint.core.bootstrap import Bootstrap
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import RequestError, StepOutOfMemoryError
 from setpoint.core.grammar import EndOfOutput, Grammar, NotReady
 from setpoint.core.handover import HandoverState
 from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
@@ -202,17 +203,41 @@ class RecordedOperator:
         return ""
 
 
+@dataclass(slots=True, frozen=True)
+class LostStep:
+    """A step that was lost in the recorded run (``core.records.StepLost``)."""
+
+    sampling: bool
+    why: str
+    wanted_bytes: int
+    total_bytes: int
+    is_final: bool
+
+    def error(self) -> StepOutOfMemoryError:
+        return StepOutOfMemoryError(
+            self.why,
+            wanted_bytes=self.wanted_bytes,
+            total_bytes=self.total_bytes,
+            is_final=self.is_final,
+        )
+
+
 class RecordedExecutor:
-    """Answers plans with the recorded results, in order."""
+    """Answers plans with the recorded results, in order, and loses the steps that were lost."""
 
     def __init__(self, script: ReplayScript, clock: RecordedClock) -> None:
         self._script = script
         self._clock = clock
         self.results: deque[KeptResult] = deque()
+        self.lost: dict[int, LostStep] = {}
+        """step_id -> how the step was lost."""
         self._with_hidden_states: set[int] = set()
         """seq_ids of all sequences ever admitted whose hidden states are wanted."""
 
     def submit(self, plan: StepPlan) -> RecordedStep:
+        lost = self.lost.get(plan.step_id)
+        if lost is not None and not lost.sampling:
+            raise lost.error()
         self._with_hidden_states.update(
             admit.seq_id for admit in plan.admits if admit.options.wants_hidden_states
         )
@@ -268,7 +293,10 @@ class RecordedStep:
         self._executor = executor
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """Does nothing: the samples are recorded."""
+        """Raise StepOutOfMemoryError if the step was lost; its samples are recorded."""
+        lost = self._executor.lost.get(self._plan.step_id)
+        if lost is not None:
+            raise lost.error()
 
     def result(self) -> StepResult:
         return self._executor.result(self._plan)

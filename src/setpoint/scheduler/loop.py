@@ -34,7 +34,7 @@ from setpoint.core.control import (
     PauseDone,
     Refused,
 )
-from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.errors import RequestError, SetpointError, StepOutOfMemoryError
 from setpoint.core.excerpt import excerpt
 from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import log_failure, log_operation_failure
@@ -66,6 +66,7 @@ from setpoint.core.records import (
     ResultTaken,
     SendFailed,
     SettingsChanged,
+    StepLost,
     StepPlanned,
     Turn,
     TurnDone,
@@ -222,8 +223,8 @@ class Loop:
             self._announce()
         if pending is not None:
             assert plan is not None
-            self._finish(pending, plan)
-            inflight.append(pending)
+            if self._finish(pending, plan):
+                inflight.append(pending)
         if depth == 0 and inflight:
             self._commit_oldest()
             if state.is_idle:
@@ -259,17 +260,45 @@ class Loop:
             self._observer.on(StepPlanned(plan))
         return plan
 
-    def _submit(self, plan: StepPlan) -> PendingStep:
+    def _submit(self, plan: StepPlan) -> PendingStep | None:
+        """Begin the step. Returns None if it is lost."""
         began = self._clock.now()
-        pending = self._executor.submit(plan)
+        try:
+            pending = self._executor.submit(plan)
+        except StepOutOfMemoryError as error:
+            self._lose(plan, error, sampling=False)
+            return None
         self._times.model_s += self._clock.now() - began
         return pending
 
-    def _finish(self, pending: PendingStep, plan: StepPlan) -> None:
+    def _finish(self, pending: PendingStep, plan: StepPlan) -> bool:
+        """Begin the step's sampling. Returns False if the step is lost."""
         masks = self._scheduler.masks(plan)
         began = self._clock.now()
-        pending.finish(masks)
+        try:
+            pending.finish(masks)
+        except StepOutOfMemoryError as error:
+            self._lose(plan, error, sampling=True)
+            return False
         self._times.model_s += self._clock.now() - began
+        return True
+
+    def _lose(self, plan: StepPlan, error: StepOutOfMemoryError, *, sampling: bool) -> None:
+        """Take the results of the steps before this one, and give it up."""
+        self._commit_all()
+        self._observer.on(
+            StepLost(
+                plan.step_id,
+                sampling,
+                len(self._scheduler.state.running),
+                error.why,
+                error.wanted_bytes,
+                error.total_bytes,
+                error.is_final,
+            )
+        )
+        self._scheduler.lose(error)
+        self._announce()
 
     def _commit_oldest(self) -> None:
         began = self._clock.now()

@@ -109,7 +109,7 @@ class PrefillPlanner:
     def _budget(self, settings: Settings) -> PrefillBudget:
         state, config = self._state, self._state.config
         mixed = len(state.running) * config.max_tokens_per_row if settings.mixed_chunk else 0
-        page, chunk = state.cache.page_size, settings.chunked_prefill_size
+        page, chunk = state.cache.page_size, state.chunk
         return PrefillBudget(
             costs=state.costs,
             clip_max_new_tokens=config.clip_max_new_tokens,

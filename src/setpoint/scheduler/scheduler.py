@@ -7,7 +7,8 @@ knows nothing of tensors, text, sockets or the clock; the loop moves plans and r
 and an executor.
 
 Contract with the loop: ``schedule`` and ``update`` may be called in any sequence, but every plan is
-executed and its result given to ``update`` exactly once, in order. ``masks`` of a plan is called
+executed and its result given to ``update`` exactly once, in order; one that the executor has lost
+is given to ``lose`` instead, after all before it. ``masks`` of a plan is called
 after the results it depends on were given. ``take_events`` returns the events that planning causes.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from itertools import chain, takewhile
 
 from setpoint.core.control import Operate, PauseMode
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import RequestError, StepOutOfMemoryError
 from setpoint.core.failures import failure_finish, log_failure, refusal_finish
 from setpoint.core.handover import (
     Giver,
@@ -47,6 +48,7 @@ from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
 from setpoint.scheduler.handover import DecodeSide, Handover, PrefillSide
+from setpoint.scheduler.lost_steps import LostSteps
 from setpoint.scheduler.pause_controller import PauseController
 from setpoint.scheduler.prefill import PrefillPlanner, match_limit
 from setpoint.scheduler.scheduler_config import SchedulerConfig
@@ -83,6 +85,7 @@ class Scheduler:
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
+        self._lost_steps = LostSteps(self.state, observer)
         self._cadence = Cadence()
         self._pauses = PauseController(self.state, observer)
         self._handover: Handover | None = None
@@ -415,6 +418,11 @@ class Scheduler:
         if self._handover is not None:
             self._handover.advance()  # ends may have made room
         return events
+
+    def lose(self, error: StepOutOfMemoryError) -> None:
+        """Give up the only step in flight, for which the device had too little memory. Raises
+        OutOfMemoryError if steps will not fit."""
+        self._lost_steps.take(error)
 
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
         """End a sequence whose events cannot be sent, if it has not ended. Returns its last

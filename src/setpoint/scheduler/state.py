@@ -134,6 +134,9 @@ class State:
         self.standing_refusal: AdmissionRefusal | None = None
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
+        self.largest_chunk: int | None = None
+        """The limit for prompt tokens of a step that the device's memory has set, after a step was
+        lost; None: none was. Written by ``LostSteps``."""
         self.head_refusal: AdmissionRefusal | None = None
         """Why the head of the queue was refused last; written by ``PrefillPlanner.refuse``."""
 
@@ -159,6 +162,12 @@ class State:
         plan = self.inflight[-1].plan
         assert plan is not None, "nothing is saved while a step is planned"
         return plan.step_id
+
+    @property
+    def chunk(self) -> int | None:
+        """Most prompt tokens of a step; None: prompts are not divided into chunks."""
+        limits = [self.settings.chunked_prefill_size, self.largest_chunk]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def available_tokens(self) -> int:
@@ -309,6 +318,28 @@ class State:
         self._release(seq)
         seq.status = Status.HANDING
         self.handing[seq.seq_id] = seq
+
+    def lose_newest_step(self) -> None:
+        """Take the newest step in flight back, which must be the only one: every running sequence
+        is retracted, or waits for its grammar if that is late, and nothing stays cached."""
+        step = self.inflight.pop()
+        assert not self.inflight, "the loop takes all results first"
+        assert step.plan is not None
+        if self.tiers is not None:
+            self.tiers.lose_saves()
+        for seq, samples in zip(step.seqs, step.plan.rows.samples.tolist(), strict=True):
+            seq.inflight_steps -= 1
+            seq.inflight_samples -= samples
+        for seq in self.draining.values():
+            self.holdings.release(seq, publish=False)
+            self._free_slot(seq)
+        self.draining.clear()
+        for seq in list(self.running.values()):
+            if seq.is_late:
+                self.put_off(seq)
+            else:
+                self.send_back(seq)
+        self.flush()
 
     def release_if_idle(self, seq: Sequence) -> None:
         """Release a finished sequence once its last step in flight is back."""

@@ -387,6 +387,12 @@ class Tiers:
             self._mover.save(self._held.popleft()[1])
         self._start_saves()
 
+    def lose_saves(self) -> None:
+        """End the saves that wait for a step, which is lost: nobody knows what it wrote."""
+        while self._held:
+            transfer = self._held.popleft()[1]
+            self._transfers.end(PagesMoved(transfer.id, 0, why="a step was lost"))
+
     def _saved(self, end: int, first: int, keys: list[bytes], message: PagesMoved) -> None:
         self.totals.save_s += message.seconds
         self.totals.saved_tokens += message.num_tokens

@@ -36,6 +36,7 @@ from setpoint.core.records import (
     SendFailed,
     SettingsChanged,
     StepDone,
+    StepLost,
     StepPlanned,
     TokensForced,
     TransferEnded,
@@ -49,6 +50,7 @@ from setpoint.core.transfers import KVLocation
 from setpoint.observe.figures import Figures
 from setpoint.observe.tee import Tee
 from setpoint_testing.harness import TURN_S, Harness, ids_of
+from setpoint_testing.lacking import Lacking
 from setpoint_testing.preparers import ScriptedPreparer
 from setpoint_testing.simulation.handover import Faults, Run
 
@@ -221,6 +223,13 @@ def loading() -> Harness:
     return harness
 
 
+def losing_a_step() -> Harness:
+    harness = Harness(executor=Lacking({1}, "forward", num_pages=64, page_size=1))
+    harness.submit("a", PROMPT, max_new_tokens=3)
+    harness.drain()
+    return harness
+
+
 def handing_over() -> Harness:
     run = Run(0, Faults())
     run.run(1)
@@ -256,6 +265,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     GrammarLate: late,
     TokensForced: forcing,
     SendFailed: losing_an_answer,
+    StepLost: losing_a_step,
 }
 
 

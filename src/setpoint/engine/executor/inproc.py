@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from setpoint.core.control import ExpertLoads
+from setpoint.core.errors import StepOutOfMemoryError
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, pack_ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.executor.profiling import Profiler
-from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
+from setpoint.engine.kernels.device import (
+    Lack,
+    Mark,
+    lack_of,
+    marker,
+    seconds_between,
+    to_host,
+    wait,
+)
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.runner.way import Way
 from setpoint.engine.sampling.facts import UNUSED
@@ -33,9 +43,29 @@ class InprocExecutor:
         self.profiler = Profiler(runner.device)
         self.balancer: ExpertBalancer | None = None
         """Set if experts are balanced."""
+        self.is_alone = runner.backends.data.size == 1
+        """Whether no other process computes in step with this one."""
 
     def submit(self, plan: StepPlan) -> InprocStep:
+        try:
+            return self._begin(plan)
+        except torch.OutOfMemoryError as error:
+            lack = lack_of(error, self.runner.device)
+        raise self.lost(lack)  # here the exception, which holds the step's tensors, is gone
+
+    def _begin(self, plan: StepPlan) -> InprocStep:
         return InprocStep(self, plan, self._ways, self._mark)
+
+    def lost(self, lack: Lack) -> StepOutOfMemoryError:
+        """The error for a step of which nothing is left but the memory that the allocator keeps;
+        that is given back."""
+        self.runner.give_back()
+        return StepOutOfMemoryError(
+            lack.why,
+            wanted_bytes=lack.wanted_bytes,
+            total_bytes=lack.total_bytes,
+            is_final=not self.is_alone,
+        )
 
     def idle(self) -> bool:
         return self.runner.claim_ahead.advance()
@@ -67,6 +97,14 @@ class InprocStep:
         self.forward_done = mark()
 
     def finish(self, masks: TokenMasks | None) -> None:
+        try:
+            return self._sample(masks)
+        except torch.OutOfMemoryError as error:
+            lack = lack_of(error, self.runner.device)
+        del self.forward
+        raise self.executor.lost(lack)
+
+    def _sample(self, masks: TokenMasks | None) -> None:
         self.sample_begin = self.mark()
         sampled = self.runner.sample(self.forward, masks)
         self.sampled_ids = (

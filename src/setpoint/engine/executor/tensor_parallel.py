@@ -264,12 +264,13 @@ class TensorParallelExecutor(InprocExecutor):
 
     def __init__(self, runner: ModelRunner, others: OtherRanks) -> None:
         super().__init__(runner)
+        self.is_alone = False
         self._others = others
         self._sampled: StepTokens | None = None
         """Tokens that the other ranks have not got yet."""
         others.group.before_logits = self._announce
 
-    def submit(self, plan: StepPlan) -> InprocStep:
+    def _begin(self, plan: StepPlan) -> InprocStep:
         if self.balancer is not None:
             self.balancer.before_step()
         self._others.send(RankStep(encode_plan(plan), self._sampled))

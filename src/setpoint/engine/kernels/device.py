@@ -7,8 +7,10 @@ on tensors and host arrays; knows nothing of models, slots or plans.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -145,6 +147,33 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
     else:
         give_back_heap()
+
+
+_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@dataclass(slots=True, frozen=True)
+class Lack:
+    """An allocation for which a device had too little memory."""
+
+    why: str
+    """What torch said, without its advice."""
+    wanted_bytes: int
+    """What was asked for; 0: torch did not say."""
+    total_bytes: int
+    """Memory of the device; 0: unknown."""
+
+
+def lack_of(error: torch.OutOfMemoryError, device: torch.device) -> Lack:
+    """What is known of a failed allocation. It holds nothing of the exception, whose traceback
+    holds tensors."""
+    text = str(error).partition("\n")[0]
+    tried = _TRIED.search(text)
+    why = text.partition(" Including ")[0].rstrip(".") or "out of memory"
+    wanted = round(float(tried[1]) * _UNITS[tried[2]]) if tried else 0
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 0
+    return Lack(why, wanted, int(total))
 
 
 def claims_later(device: torch.device) -> bool:

@@ -218,7 +218,7 @@ class ModelRunner:
             self.claim_ahead = None
         if MemoryPart.WEIGHTS in parts:
             self.model = None
-        self._give_back()
+        self.give_back()
 
     def _let_go(self, parts: Collection[MemoryPart], weights: WeightFile) -> None:
         """Give memory back that keeps its addresses, so that captured steps stay as they are."""
@@ -256,14 +256,15 @@ class ModelRunner:
             self._use(before)
             raise
         del before
-        self._give_back()
+        self.give_back()
 
     def _use(self, model: nn.Module) -> None:
         self.ways, self.forward_pass, self.model = [], None, model
-        self._give_back()
+        self.give_back()
         self._assemble()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Give the memory back that nothing uses and torch or the C library keeps."""
         # The start freezes its objects, so that garbage collections are short. Some of them are in
         # reference cycles, which have to be collected now.
         gc.unfreeze()
@@ -412,6 +413,8 @@ class ModelRunner:
         rows are sampled, the failed ones with default parameters."""
         try:
             return self._sample(forward, slots, masks)
+        except torch.OutOfMemoryError:
+            raise  # it concerns the step: a row alone would have had room
         except Exception:
             if not self._fail_culprits(forward, slots, masks):
                 raise
@@ -451,6 +454,8 @@ class ModelRunner:
         for row, (slot, seq_id) in enumerate(zip(slots.tolist(), seq_ids, strict=True)):
             try:
                 self._sample_rows(forward, slots, slice(row, row + 1), masks)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
                 forward.failures[seq_id] = log_failure("sampling", error)
                 self.slots.reset_sampling(slot)
@@ -484,6 +489,8 @@ class ModelRunner:
                     picked=np.zeros(0, np.int64) if lists is None else lists.picked,
                     ops=self.backends.ops,
                 )
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
                 failures[int(plan.rows.seq_ids[row])] = log_failure(
                     "taking the logprobs of its prompt", error
