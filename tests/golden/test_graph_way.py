@@ -7,9 +7,12 @@ In float64, because torch's products on a CPU round by the number of rows.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.graph_sizes import NO_GRAPHS
 from setpoint.core.progress import reported_to
 from setpoint.doctor.observations import Evidence, Facts
@@ -97,3 +100,58 @@ def test_a_step_that_waits_is_not_captured(tmp_path: Path, graphs: list[FakeGrap
     assert "aten.nonzero.default waits for the device" in runner.why_eager
     assert [each.name for each in runner.ways] == ["eager"]
     assert set(steps(runner, 2)[1]) == {"eager"}
+
+
+TOLD = "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has 1 GiB. Including much"
+
+
+def lack_memory(monkeypatch: pytest.MonkeyPatch, failing: set[int]) -> list[int]:
+    """Let captures of some numbers fail. -> the number of the last one"""
+    last = [0]
+    capture = FakeGraphs.capture
+
+    def captures(graphs: FakeGraphs, launch: Any) -> Any:
+        last[0] += 1
+        if last[0] in failing:
+            raise torch.OutOfMemoryError(TOLD)
+        return capture(graphs, launch)
+
+    monkeypatch.setattr(FakeGraphs, "capture", captures)
+    return last
+
+
+def test_sizes_without_memory_are_left_out(
+    tmp_path: Path,
+    graphs: list[FakeGraphs],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the decode sizes the largest, 8, and of the others one in the middle."""
+    caplog.set_level("INFO", "setpoint.engine.runner.graph_way")
+    folder = write_tiny(tmp_path, FAMILIES["llama"].config)
+    num_decode = len(SIZES.rows)
+    lack_memory(monkeypatch, {1, num_decode + 2})
+    replayed, eager = (make_runner(folder, capture=capture) for capture in (True, False))
+    why, replayed.why_eager = replayed.why_eager, ""
+    ways = compare(replayed, eager, SLOTS, rtol=1e-9, atol=1e-11)
+    assert graphs[0].num_captured == num_decode + len(SIZES.tokens) - 2
+    assert ways.count("eager") > 3, "decode steps of 5 to 8 rows"
+    assert ways.count("graph") > 10
+    decode, prefill = why.split("; ")
+    assert decode == (
+        "there is no memory for graphs of decode steps with 8 requests (CUDA out of memory. Tried to"
+        " allocate 512.00 MiB. GPU 0 has 1 GiB). Lower --cuda-graph-max-bs-decode or"
+        " --cuda-graph-max-bs, or start with a --mem-fraction-static that is 0.05 lower"
+    )
+    assert f"prefill steps with {sorted(SIZES.tokens)[-2]} tokens" in prefill
+    assert "--cuda-graph-max-bs-prefill" in prefill
+    assert any("CUDA graph end. bs=[1, 2, 4]," in line for line in caplog.messages)
+
+
+def test_no_memory_for_any_graph_ends_the_start(
+    tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = lack_memory(monkeypatch, set(range(1, 99)))
+    with pytest.raises(OutOfMemoryError, match="single graph of decode steps: CUDA out of memory"):
+        make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=True)
+    assert last == [len(SIZES.rows)]

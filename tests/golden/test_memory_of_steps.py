@@ -123,8 +123,8 @@ def test_every_request_gets_its_tokens(
     serve(harness)
     assert trap.num_calls > at
     (lost,) = harness.recorder.of(StepLost)
-    assert lost.why == TOLD.partition(". Including")[0]
-    assert lost.wanted_bytes == int(2.5 * (1 << 30))
+    assert lost.lack.why == TOLD.partition(". Including")[0]
+    assert lost.lack.wanted_bytes == int(2.5 * (1 << 30))
     for rid, outcome in harness.outcomes.items():
         assert outcome.finish == good[rid].finish, rid
         assert outcome.ids == good[rid].ids, rid

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from setpoint.core.errors import StepOutOfMemoryError
+from setpoint.core.lack import Lack
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint_testing.harness import VOCAB
 from setpoint_testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
@@ -21,12 +22,8 @@ class Lacking(ScriptedExecutor):
         self.lost, self.where, self.is_final = lost, where, is_final
 
     def error(self) -> StepOutOfMemoryError:
-        return StepOutOfMemoryError(
-            "out of memory. Tried to allocate 2.00 GiB",
-            wanted_bytes=2 * GIB,
-            total_bytes=80 * GIB,
-            is_final=self.is_final,
-        )
+        lack = Lack("out of memory. Tried to allocate 2.00 GiB", 2 * GIB, 80 * GIB)
+        return StepOutOfMemoryError(lack, is_final=self.is_final)
 
     def submit(self, plan: StepPlan) -> ScriptedStep:
         is_lost = plan.step_id in self.lost

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
+from setpoint.core.lack import Lack
+
 
 class SetpointError(Exception):
     """Base class of every error that a user reads: one sentence that says what is wrong and what to
@@ -48,18 +50,12 @@ class StepOutOfMemoryError(OutOfMemoryError):
     """The device had too little memory for a step, whose results are lost. The executor has given
     back what the step held and what the allocator kept, and can run another step.
 
-    why: what the allocator said. wanted_bytes: what it was asked for; 0: it did not say.
-    total_bytes: memory of the device; 0: unknown. is_final: others compute in step with this
-    executor, so that it cannot leave a step out.
+    is_final: others compute in step with this executor, so that it cannot leave a step out.
     """
 
-    def __init__(
-        self, why: str, *, wanted_bytes: int = 0, total_bytes: int = 0, is_final: bool = False
-    ) -> None:
-        super().__init__(why)
-        self.why = why
-        self.wanted_bytes = wanted_bytes
-        self.total_bytes = total_bytes
+    def __init__(self, lack: Lack, *, is_final: bool = False) -> None:
+        super().__init__(lack.why)
+        self.lack = lack
         self.is_final = is_final
 
 

@@ -18,6 +18,7 @@ import msgspec
 from setpoint.core.constraint import ConstraintKind
 from setpoint.core.control import OptionChange, PauseMode
 from setpoint.core.handover import HandoverCounts
+from setpoint.core.lack import Lack
 from setpoint.core.messages import Finish, ToLoop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan
@@ -92,11 +93,9 @@ class StepLost(msgspec.Struct, frozen=True, tag=True):
     """Whether it was lost while its rows were sampled, and not before."""
     num_seqs: int
     """Sequences that ran."""
-    why: str
-    wanted_bytes: int
-    total_bytes: int
+    lack: Lack
     is_final: bool
-    """See ``StepOutOfMemoryError``, also for the three values before."""
+    """See ``StepOutOfMemoryError``."""
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from setpoint.core.conversion import convert
-from setpoint.core.errors import RecordingError
+from setpoint.core.errors import RecordingError, StepOutOfMemoryError
+from setpoint.core.lack import Lack
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.operations import MemoryPart
 from setpoint.core.preparation import Need
@@ -34,7 +35,6 @@ from setpoint.recording.recording_reader import Recording
 from setpoint.recording.script import load_script
 from setpoint.recording.surroundings import (
     EndOfResults,
-    LostStep,
     RecordedClock,
     RecordedExecutor,
     RecordedGiver,
@@ -236,8 +236,9 @@ class Replay:
                 case KeptRecord("Operated", [call_id, _, parts, error]):
                     self._operator.outcomes[call_id] = frozenset(map(MemoryPart, parts)), error
                     self._comparison.expected.append(row)
-                case KeptRecord("StepLost", [step_id, sampling, _, *lack]):
-                    self._executor.lost[step_id] = LostStep(sampling, *lack)
+                case KeptRecord("StepLost", [step_id, sampling, _, lack, is_final]):
+                    error = StepOutOfMemoryError(convert(lack, Lack), is_final=is_final)
+                    self._executor.lost[step_id, sampling] = error
                 case KeptRecord("SendFailed", values):
                     self._link.lost[values[0]] = values[1]
                 case KeptRecord(kind) if kind in MEASURED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -203,25 +202,6 @@ class RecordedOperator:
         return ""
 
 
-@dataclass(slots=True, frozen=True)
-class LostStep:
-    """A step that was lost in the recorded run (``core.records.StepLost``)."""
-
-    sampling: bool
-    why: str
-    wanted_bytes: int
-    total_bytes: int
-    is_final: bool
-
-    def error(self) -> StepOutOfMemoryError:
-        return StepOutOfMemoryError(
-            self.why,
-            wanted_bytes=self.wanted_bytes,
-            total_bytes=self.total_bytes,
-            is_final=self.is_final,
-        )
-
-
 class RecordedExecutor:
     """Answers plans with the recorded results, in order, and loses the steps that were lost."""
 
@@ -229,19 +209,23 @@ class RecordedExecutor:
         self._script = script
         self._clock = clock
         self.results: deque[KeptResult] = deque()
-        self.lost: dict[int, LostStep] = {}
-        """step_id -> how the step was lost."""
+        self.lost: dict[tuple[int, bool], StepOutOfMemoryError] = {}
+        """(step_id, whether it was being sampled) -> what the step is lost by."""
         self._with_hidden_states: set[int] = set()
         """seq_ids of all sequences ever admitted whose hidden states are wanted."""
 
     def submit(self, plan: StepPlan) -> RecordedStep:
-        lost = self.lost.get(plan.step_id)
-        if lost is not None and not lost.sampling:
-            raise lost.error()
+        self.fail(plan, sampling=False)
         self._with_hidden_states.update(
             admit.seq_id for admit in plan.admits if admit.options.wants_hidden_states
         )
         return RecordedStep(plan, self)
+
+    def fail(self, plan: StepPlan, *, sampling: bool) -> None:
+        """Raise StepOutOfMemoryError if the step was lost at this moment."""
+        error = self.lost.get((plan.step_id, sampling))
+        if error is not None:
+            raise error
 
     def idle(self) -> bool:
         return False
@@ -294,9 +278,7 @@ class RecordedStep:
 
     def finish(self, masks: TokenMasks | None) -> None:
         """Raise StepOutOfMemoryError if the step was lost; its samples are recorded."""
-        lost = self._executor.lost.get(self._plan.step_id)
-        if lost is not None:
-            raise lost.error()
+        self._executor.fail(self._plan, sampling=True)
 
     def result(self) -> StepResult:
         return self._executor.result(self._plan)

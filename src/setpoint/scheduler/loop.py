@@ -291,9 +291,7 @@ class Loop:
                 plan.step_id,
                 sampling,
                 len(self._scheduler.state.running),
-                error.why,
-                error.wanted_bytes,
-                error.total_bytes,
+                error.lack,
                 error.is_final,
             )
         )

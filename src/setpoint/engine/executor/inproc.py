@@ -14,13 +14,13 @@ import torch
 
 from setpoint.core.control import ExpertLoads
 from setpoint.core.errors import StepOutOfMemoryError
+from setpoint.core.lack import Lack
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, pack_ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
 from setpoint.engine.executor.expert_balancing import ExpertBalancer, expert_loads
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import (
-    Lack,
     Mark,
     lack_of,
     marker,
@@ -60,12 +60,7 @@ class InprocExecutor:
         """The error for a step of which nothing is left but the memory that the allocator keeps;
         that is given back."""
         self.runner.give_back()
-        return StepOutOfMemoryError(
-            lack.why,
-            wanted_bytes=lack.wanted_bytes,
-            total_bytes=lack.total_bytes,
-            is_final=not self.is_alone,
-        )
+        return StepOutOfMemoryError(lack, is_final=not self.is_alone)
 
     def idle(self) -> bool:
         return self.runner.claim_ahead.advance()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from setpoint.core.errors import ConfigError
+from setpoint.core.lack import Lack
 from setpoint.engine.kernels.host_memory import give_back_heap
 
 Mark = float | torch.cuda.Event
@@ -151,18 +151,6 @@ def give_back(device: torch.device) -> None:
 
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-@dataclass(slots=True, frozen=True)
-class Lack:
-    """An allocation for which a device had too little memory."""
-
-    why: str
-    """What torch said, without its advice."""
-    wanted_bytes: int
-    """What was asked for; 0: torch did not say."""
-    total_bytes: int
-    """Memory of the device; 0: unknown."""
 
 
 def lack_of(error: torch.OutOfMemoryError, device: torch.device) -> Lack:

@@ -1,10 +1,11 @@
 """Steps as graphs of a device: one graph for each of a few sizes, captured at the start.
 
 A graph of rows serves decode steps of up to so many rows, a graph of tokens other steps of up to so
-many tokens. Whatever differs from step to step is data at fixed addresses (``runner.step_block``):
-lengths, pages, where each row's tokens are. Rows that fill a step up to the size of its graph have
-length 0 and no tokens, and tokens after the last row are no row's: their K and V go to the dummy
-page, and nobody reads their results.
+many tokens. A size for which the device has too little memory is left out; its steps use the next
+larger graph, or none. Whatever differs from step to step is data at fixed addresses
+(``runner.step_block``): lengths, pages, where each row's tokens are. Rows that fill a step up to
+the size of its graph have length 0 and no tokens, and tokens after the last row are no row's: their
+K and V go to the dummy page, and nobody reads their results.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.graph_sizes import NO_GRAPHS
+from setpoint.core.lack import Lack
 from setpoint.core.limits import logits_rows
 from setpoint.core.progress import report
+from setpoint.engine.kernels.device import give_back, lack_of
 from setpoint.engine.kernels.graphs import make_graphs
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
@@ -31,6 +35,21 @@ from setpoint.engine.runner.way import Ran
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+
+
+@dataclass(slots=True, frozen=True)
+class Kind:
+    """The graphs of one kind, in words."""
+
+    name: str
+    unit: str
+    """What a size counts."""
+    flag: str
+    """The option for the largest size."""
+
+
+DECODE = Kind("decode", "requests", "--cuda-graph-max-bs-decode")
+PREFILL = Kind("prefill", "tokens", "--cuda-graph-max-bs-prefill")
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,11 +68,11 @@ class GraphWay:
     """Implements ``runner.way.CapturedWay``."""
 
     name = "graph"
-    why_eager_head = ""
 
     def __init__(self, forward_pass: ForwardPass, backends: Backends, *, with_head: bool) -> None:
-        """with_head: whether the model has logits. Raises NotCapturable with the reason, and
-        KernelsUnavailable on a device without graphs."""
+        """with_head: whether the model has logits. Raises NotCapturable with the reason,
+        KernelsUnavailable on a device without graphs, and OutOfMemoryError if not even the smallest
+        graph has room."""
         sizes = forward_pass.graph_sizes
         if sizes == NO_GRAPHS:
             raise NotCapturable("it is switched off")
@@ -62,15 +81,16 @@ class GraphWay:
         self._pass = forward_pass
         self._backends = backends
         self._graphs = make_graphs(forward_pass.device)
+        self.why_partly_eager = ""
         most = len(forward_pass.block.rows.slots)
         most_logits = logits_rows(forward_pass.device.type) if with_head else 0
         self._decode = self._capture_all(
-            "decode",
+            DECODE,
             [size for size in sizes.rows if size <= most],
             lambda size: self._capture(size, size, with_logits=size <= most_logits),
         )
         self._extend = self._capture_all(
-            "prefill",
+            PREFILL,
             sizes.tokens,
             # Fewer rows than tokens, because as many would be those of a decode step. A row of a
             # step that is none has several tokens, so no step has more rows than that.
@@ -95,35 +115,72 @@ class GraphWay:
         return self._pass.logits(hidden, self._backends)
 
     def _capture_all(
-        self, kind: str, sizes: Sequence[int], capture: Callable[[int], Captured]
+        self, kind: Kind, sizes: Sequence[int], capture: Callable[[int], Captured]
     ) -> list[Captured]:
         """The graphs of one kind, by size, with SGLang's lines about them
-        (docs/sglang/logs.md#start-up)."""
+        (docs/sglang/logs.md#start-up), without those for which there is no memory."""
         if not sizes:
             return []
         began, before = time.perf_counter(), self._graphs.num_bytes
         logger.info(
             "Capture target %s CUDA graph begin. backend=full, num_tokens_per_req=1, avail mem=%.2f"
             " GB",
-            kind,
+            kind.name,
             self._graphs.free_bytes / GIB,
         )
-        captured = []
+        captured: list[Captured] = []
+        left_out: dict[int, Lack] = {}
         # From large to small, so that the small ones find the memory of the large ones free.
         for number, size in enumerate(reversed(sizes), 1):
-            what = "requests" if kind == "decode" else "tokens"
-            report(f"capturing {kind} steps, {number} of {len(sizes)}: {size} {what}")
-            captured.append(capture(size))
+            report(f"capturing {kind.name} steps, {number} of {len(sizes)}: {size} {kind.unit}")
+            lack = self._try_capture(size, capture, captured)
+            if lack is not None:
+                left_out[size] = lack
+        if left_out:
+            self._tell_left_out(kind, left_out, captured)
         logger.info(
             "Capture target %s CUDA graph end. bs=%s, elapsed=%.2f s, mem usage=%.2f GB, avail"
             " mem=%.2f GB.",
-            kind,
-            list(sizes),
+            kind.name,
+            [each.inputs.num_tokens for each in reversed(captured)],
             time.perf_counter() - began,
             (self._graphs.num_bytes - before) / GIB,
             self._graphs.free_bytes / GIB,
         )
         return captured[::-1]
+
+    def _try_capture(
+        self, size: int, capture: Callable[[int], Captured], captured: list[Captured]
+    ) -> Lack | None:
+        """Add a graph. Returns what was lacking if the device has no memory for it."""
+        try:
+            captured.append(capture(size))
+        except torch.OutOfMemoryError as error:
+            lack = lack_of(error, self._pass.device)
+        else:
+            return None
+        give_back(self._pass.device)  # the exception, which holds the tensors, is gone
+        return lack
+
+    def _tell_left_out(
+        self, kind: Kind, left_out: dict[int, Lack], captured: Sequence[Captured]
+    ) -> None:
+        """Say which sizes have no graph. Raises OutOfMemoryError if none has."""
+        lack = max(left_out.values(), key=lambda lack: lack.wanted_bytes)
+        advice = (
+            f"Lower {kind.flag} or --cuda-graph-max-bs, or start with a --mem-fraction-static that"
+            f" is {lack.less_static} lower"
+        )
+        if not captured:
+            raise OutOfMemoryError(
+                f"There is no memory for a single graph of {kind.name} steps: {lack.why}. {advice},"
+                " or use --disable-cuda-graph."
+            )
+        why = (
+            f"there is no memory for graphs of {kind.name} steps with"
+            f" {', '.join(map(str, left_out))} {kind.unit} ({lack.why}). {advice}"
+        )
+        self.why_partly_eager = "; ".join(filter(None, (self.why_partly_eager, why)))
 
     def _fitting(self, batch: ForwardBatch) -> Captured | None:
         """The smallest graph that the batch fits into."""
@@ -157,7 +214,7 @@ class GraphWay:
         try:
             replay, (hidden, logits) = self._graphs.capture(launch)
         except torch.OutOfMemoryError:
-            raise
+            raise  # a RuntimeError, too
         except RuntimeError as error:
             raise NotCapturable(str(error).partition("\n")[0]) from error
         return Captured(inputs, replay, hidden, logits)

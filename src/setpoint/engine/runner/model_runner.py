@@ -137,8 +137,8 @@ class ModelRunner:
         self.logits_rows = logits_rows(device.type)
         self.weight_file = weight_file
         self.why_eager = "" if capture else "it is switched off"
-        """Why steps, or only their logits, are not replayed; empty if both are replayed. Written
-        by ``allocate``."""
+        """Why steps, or some of them, or only their logits, are not replayed; empty if all are.
+        Written by ``allocate``."""
 
     def allocate(
         self, *, num_pages: int, max_slots: int, context_len: int, with_ways: bool = True
@@ -381,7 +381,7 @@ class ModelRunner:
         except (NotCapturable, KernelsUnavailable) as reason:
             self.why_eager = str(reason)
         else:
-            self.why_eager = captured.why_eager_head
+            self.why_eager = captured.why_partly_eager
             self.ways.insert(0, captured)
 
     @property

@@ -87,7 +87,7 @@ class ReplayWay:
             self._max_gathered = self._backends.data.num_gathered(size)
             self._hidden = self._pass.hidden(inputs, self._backends)
         self._answer: StepLogits | None = None
-        self.why_eager_head = ""
+        self.why_partly_eager = ""
         if self._with_head:
             try:
                 with recorder.recording("samples", products="head"):
@@ -95,7 +95,7 @@ class ReplayWay:
                         self._hidden, self._index.tensor, self._backends
                     )
             except NotCapturable as reason:
-                self.why_eager_head = str(reason)
+                self.why_partly_eager = str(reason)
         self._program = recorder.program(
             tokens=size, sequences=size, samples=self._max_samples, gathered=self._max_gathered
         )

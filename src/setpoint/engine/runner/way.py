@@ -74,8 +74,8 @@ class Ran:
 class CapturedWay(Way, Protocol):
     """A way that captured the forward pass when it was made, and repeats it."""
 
-    why_eager_head: str
-    """Why the logits are not captured too; empty if they are, or if the model has none."""
+    why_partly_eager: str
+    """Why some sizes, or the logits, are not captured too; empty if all are that could be."""
 
 
 @runtime_checkable
