@@ -237,6 +237,56 @@ def test_streams_go_on_when_their_engine_hangs_or_fails(
             all_ready(server, count)
 
 
+LACKS = """
+import signal, sys
+
+def lack(*_):
+    import torch
+    from setpoint.engine.runner.model_runner import ModelRunner
+
+    run = ModelRunner._run
+
+    def runs(*args, **named):
+        ModelRunner._run = run
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 is full")
+
+    ModelRunner._run = runs
+
+if "setpoint.launch.child" in sys.orig_argv:
+    signal.signal(signal.SIGRTMIN, lack)
+"""
+"""A sitecustomize module: a signal after which the next step runs out of memory."""
+
+
+def test_streams_go_on_when_a_step_runs_out_of_memory(tiny_model: Path, tmp_path: Path) -> None:
+    """The first time in the same engine, with smaller chunks; the second time in the next one."""
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks" / "sitecustomize.py").write_text(LACKS)
+    with running_server(
+        tmp_path,
+        *("--model-path", str(tiny_model), "--dtype", "float32", "--chunked-prefill-size", "64"),
+        *("--max-engine-restarts", "100", "--num-threads", "1"),
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path / "hooks"), *sys.path[1:]])},
+    ) as server:
+        undisturbed = streams(server, lambda: None)
+        (engine,) = engines_of(server.process.pid)
+
+        def disturb() -> None:
+            wait_until(lambda: sum(each["num_running_tokens"] for each in states(server)) > 500)
+            os.kill(engines_of(server.process.pid)[0].pid, signal.SIGRTMIN)
+
+        assert streams(server, disturb) == undisturbed
+        assert engines_of(server.process.pid) == [engine]
+        (told,) = get(server, "/server_info").json()["internal_states"][0]["fallbacks"]
+        assert told.startswith(
+            "a step computes at most 32 prompt tokens (the device had too little"
+        )
+        assert "Tried to allocate 64.00 MiB" in told
+        assert streams(server, disturb) == undisturbed
+        assert engines_of(server.process.pid) != [engine]
+        assert "What would fit: a --mem-fraction-static that is" in server.errors
+
+
 def test_streams_go_on_when_their_engine_was_stopped_for_a_while(
     server: ServerProcess, undisturbed: dict[str, Any]
 ) -> None:

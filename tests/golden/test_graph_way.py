@@ -126,7 +126,7 @@ def test_sizes_without_memory_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of the decode sizes the largest, 8, and of the others one in the middle."""
+    """The largest decode size, 8, and a prefill size in the middle."""
     caplog.set_level("INFO", "setpoint.engine.runner.graph_way")
     folder = write_tiny(tmp_path, FAMILIES["llama"].config)
     num_decode = len(SIZES.rows)

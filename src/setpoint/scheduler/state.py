@@ -90,8 +90,7 @@ class State:
         """The settings for the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
         self._observer = observer
-        span = _span(config, settings.chunked_prefill_size)
-        self.costs = CacheCosts(cache.row, cache.page_size, span)
+        self.costs = CacheCosts(cache.row, cache.page_size, _span(config, settings))
         """Based on the chunk size at the start: the frontend refuses a larger one, for which no
         memory was planned."""
         self.longest = self.costs.longest(cache.total_tokens)
@@ -123,8 +122,7 @@ class State:
         self.num_processed = 0
         """Prompt tokens planned since the start."""
         self.now = 0.0
-        """Clock seconds, written by the loop at the beginning of a turn and at the commit of a
-        result. Planning knows no other time."""
+        """Clock seconds of the turn or of the latest commit. Planning knows no other time."""
         self.pause: PauseMode | None = None
         """The mode of the pause in force; written by ``PauseController``, as are the next two."""
         self.released: set[MemoryPart] = set()
@@ -135,8 +133,7 @@ class State:
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
         self.largest_chunk: int | None = None
-        """The limit for prompt tokens of a step that the device's memory has set, after a step was
-        lost; None: none was. Written by ``LostSteps``."""
+        """Most prompt tokens of a step since one was lost. Written by ``LostSteps``."""
         self.head_refusal: AdmissionRefusal | None = None
         """Why the head of the queue was refused last; written by ``PrefillPlanner.refuse``."""
 
@@ -387,8 +384,8 @@ class State:
         self.standing_refusal = None
 
 
-def _span(config: SchedulerConfig, chunk: int | None) -> int:
+def _span(config: SchedulerConfig, settings: Settings) -> int:
     """The most tokens between the first one that is still to be computed and the last one that is
     planned: a chunk, or what the steps in flight may bring back."""
     in_flight = (config.depth + 1) * max(config.max_tokens_per_row, 1 + MAX_FORCED)
-    return max(config.max_req_len if chunk is None else chunk, in_flight)
+    return max(settings.chunked_prefill_size or config.max_req_len, in_flight)
