@@ -81,7 +81,7 @@ def calls(folder: Path, rank: int, size: int, *, sums: bool) -> list[tuple]:
     """The exchanges of one step of TOKENS tokens, of which one samples."""
     config = EngineConfig(str(folder), read_spec(folder), num_threads=1, capture=False)
     with fake_group(rank, size) as processes:
-        runner = build_runner(config, DistributedGroup(processes, sums=sums))
+        runner = build_runner(config, DistributedGroup(processes, sums=sums, is_capturable=False))
         allocate_rows(runner, num_rows=16, max_slots=2, context_len=16)
         driver = Driver(InprocExecutor(runner), 1, 16)
         plan = driver.plan()

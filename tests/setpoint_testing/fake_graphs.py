@@ -81,8 +81,10 @@ class FakeGraphs:
         self.num_captured = 0
         self.num_replays = 0
 
-    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
+    def warm_up(self, launch: Callable[[], object]) -> None:
         launch()
+
+    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         recording = _Recording()
         with recording:
             result = launch()

@@ -17,6 +17,7 @@ from setpoint.engine.attention.attention_backend import AttentionShape
 from setpoint.engine.executor.build_runner import DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels import ref
+from setpoint.engine.parallel.group import ALONE, Group
 from setpoint.engine.runner import graph_way, model_runner, way
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint_testing.dense_attention import DenseAttention
@@ -48,14 +49,23 @@ def pretend_graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraphs]:
     return made
 
 
+def config_of(folder: Path, *, capture: bool, dtype: str, **more: object) -> EngineConfig:
+    options = {"dtype": dtype, "kv_dtype": dtype, "page_size": PAGE, "capture": capture}
+    return EngineConfig(str(folder), read_spec(folder), **options | more)
+
+
 def make_runner(
-    folder: Path, *, capture: bool, dtype: str = "float64", sizes: GraphSizes = SIZES
+    folder: Path,
+    *,
+    capture: bool,
+    dtype: str = "float64",
+    sizes: GraphSizes = SIZES,
+    group: Group = ALONE,
+    **more: object,
 ) -> ModelRunner:
-    spec = read_spec(folder)
-    config = EngineConfig(
-        str(folder), spec, dtype=dtype, kv_dtype=dtype, page_size=PAGE, capture=capture
-    )
-    runner = build_runner(config)
+    """group: the ranks of the model. more: of ``EngineConfig``."""
+    runner = build_runner(config_of(folder, capture=capture, dtype=dtype, **more), group)
+    spec = runner.spec
     shape = AttentionShape(
         spec.num_heads,
         spec.num_kv_heads,
@@ -76,12 +86,15 @@ def make_runner(
 
 
 def steps(
-    runner: ModelRunner, seed: int, num_slots: int = SLOTS
+    runner: ModelRunner,
+    seed: int,
+    num_slots: int = SLOTS,
+    executor: InprocExecutor | None = None,
 ) -> tuple[list[list[torch.Tensor]], list[str]]:
     """Logits of each step's sampling rows, and the way of each step: steps of 1 to ``num_slots``
-    decode rows, of chunks, and of both."""
+    decode rows, of chunks, and of both. executor: of the runner, if others follow it."""
     rng = np.random.default_rng(seed)
-    driver = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE, runner.num_groups)
+    driver = Driver(executor or InprocExecutor(runner), PAGE, CONTEXT // PAGE, runner.num_groups)
     logits: list[torch.Tensor] = []
     forward = runner.forward
 

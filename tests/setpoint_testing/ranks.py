@@ -93,6 +93,19 @@ def ranks(
     if size == 1:
         yield CheckedExecutor(InprocExecutor(runners[0]))
         return
+    with led(runners, config) as (executor, others):
+        operator = TensorParallelOperator(
+            runners[0], executor.profiler, config, **KEEP, others=others
+        )
+        yield CheckedExecutor(executor, operator)
+
+
+@contextmanager
+def led(
+    runners: Sequence[ModelRunner], config: EngineConfig
+) -> Iterator[tuple[TensorParallelExecutor, OtherRanks]]:
+    """An executor on the first of these runners, which are the ranks of a model. The others follow
+    it in threads. Its exit ends them and raises what they have raised."""
     links, errors, threads = [], list[BaseException](), []
     for runner in runners[1:]:
         ours, theirs = Pipe()
@@ -103,12 +116,8 @@ def ranks(
         links.append(ours)
         threads.append(thread)
     try:
-        others = OtherRanks(groups[0], links, num_sharing=size)
-        executor = TensorParallelExecutor(runners[0], others)
-        operator = TensorParallelOperator(
-            runners[0], executor.profiler, config, **KEEP, others=others
-        )
-        yield CheckedExecutor(executor, operator)
+        others = OtherRanks(runners[0].backends.group, links, num_sharing=len(runners))
+        yield TensorParallelExecutor(runners[0], others), others
     finally:
         for link in links:
             link.close()
@@ -124,4 +133,7 @@ def _follow(
     try:
         follow(runner, link, EngineOperator(runner, Profiler(runner.device), config, **KEEP))
     except BaseException as error:
+        import traceback
+
+        traceback.print_exc()
         errors.append(error)

@@ -27,7 +27,6 @@ from setpoint.core.operations import LoadWeights, ReleaseMemory, RestoreMemory
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.plan_codec import decode_plan, encode_plan
 from setpoint.core.request import Ids, pack_ids, unpack_ids
-from setpoint.core.result import one_each
 from setpoint.core.transfers import Direction, KVLocation, Mover, Transfer
 from setpoint.engine.executor.engine_operations import EngineOperator
 from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
@@ -41,7 +40,7 @@ from setpoint.engine.executor.rank_messages import (
     ToSide,
     WithdrawPrompt,
 )
-from setpoint.engine.kernels.device import SharedTensor, to_device, wait
+from setpoint.engine.kernels.device import wait
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.runner.model_runner import ModelRunner
 
@@ -368,8 +367,8 @@ def follow(
             case RankStep(plan, sampled):
                 if sampled is not None:
                     slots, ids = unpack_ids(sampled.slots), unpack_ids(sampled.ids)
-                    tokens = SharedTensor(to_device(ids.astype(np.int64), runner.device))
-                    runner.slots.append(slots, tokens, one_each(len(slots)))
+                    # A failed row's id is negative (``SlotTable.append``).
+                    runner.slots.append_known(slots, np.ones_like(slots), np.maximum(ids, 0))
                 runner.follow(decode_plan(plan))
             case Logits(rows, hidden):
                 states = torch.frombuffer(bytearray(hidden), dtype=runner.dtype).view(rows, -1)

@@ -33,10 +33,14 @@ class Graphs(Protocol):
         """Free memory of the device."""
         ...
 
+    def warm_up(self, launch: Callable[[], object]) -> None:
+        """Run what will be captured next, which may compile kernels."""
+        ...
+
     def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Capture what ``launch`` does. Returns (replay, result): ``replay()`` does it again, and
         writes the tensors of the result again. Nothing in ``launch`` may wait for the device or
-        read a value from it. Its first run is not captured, because it may compile kernels."""
+        read a value from it. Raises RuntimeError if that cannot be captured."""
         ...
 
 
@@ -54,11 +58,13 @@ class CudaGraphs:
     def free_bytes(self) -> int:
         return free_bytes(self._device)
 
-    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
+    def warm_up(self, launch: Callable[[], object]) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             launch()
         torch.cuda.synchronize(self._device)
+
+    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         before = self.free_bytes
         graph = torch.cuda.CUDAGraph()
         # A collection could free tensors of another stream while this one is captured. Other

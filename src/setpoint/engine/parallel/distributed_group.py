@@ -1,7 +1,8 @@
 """Ranks that reach each other through torch.distributed: gloo between the CPUs of several machines,
 NCCL between GPUs.
 
-Its exchanges are torch's own and cannot be part of a captured step, so steps run eagerly.
+Its exchanges are torch's own. Those of NCCL run on a stream of the device and can be part of a
+graph (``kernels.graphs``); those of gloo run on the host, so steps with them run eagerly.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def gloo_processes(
 def nccl_processes(
     store: dist.Store, rank: int, size: int, *, device: torch.device, timeout_s: float
 ) -> dist.ProcessGroup:
-    """The ranks, connected by NCCL; each has a GPU of its own."""
+    """The ranks, connected by NCCL; each has a GPU of its own. They are connected when this
+    returns, because the device is known: an exchange of a captured step must not be the first one.
+    Raises RuntimeError if they have not met within ``timeout_s``, or if this torch has no NCCL."""
+    if not dist.is_nccl_available():
+        raise RuntimeError(f"torch {torch.__version__} has no NCCL, through which GPUs exchange")
     dist.init_process_group(
         "nccl",
         store=store,
@@ -51,10 +56,12 @@ def nccl_processes(
 class DistributedGroup:
     """Implements ``parallel.group.Group``."""
 
-    def __init__(self, processes: dist.ProcessGroup, *, sums: bool) -> None:
+    def __init__(self, processes: dist.ProcessGroup, *, sums: bool, is_capturable: bool) -> None:
+        """is_capturable: whether exchanges run on a stream of the device."""
         self.rank: int = processes.rank()
         self.size: int = processes.size()
         self.sums = sums
+        self._is_capturable = is_capturable
         self.before_logits: Callable[[torch.Tensor], None]
         """Written by the executor of rank 0."""
         self._processes = processes
@@ -75,7 +82,7 @@ class DistributedGroup:
         return _side_by_side(found, widths) if gets else x
 
     def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
-        _refuse_capture()
+        self._refuse_capture()
         places = ids - own[0]
         return places.masked_fill_(_is_other(ids, own), 0)
 
@@ -98,16 +105,15 @@ class DistributedGroup:
         return [x.new_empty(len(x), max(widths)) for _ in widths]
 
     def _exchange(self, start: Callable[..., Any], *what: object) -> None:
-        _refuse_capture()
+        self._refuse_capture()
         try:
             start(*what).wait()
         except RuntimeError as error:
             raise GroupLost(str(error).partition("\n")[0]) from error
 
-
-def _refuse_capture() -> None:
-    if is_in_torch_dispatch_mode():
-        raise NotCapturable("exchanges through torch.distributed cannot be captured")
+    def _refuse_capture(self) -> None:
+        if not self._is_capturable and is_in_torch_dispatch_mode():
+            raise NotCapturable("exchanges through torch.distributed cannot be captured")
 
 
 def _is_other(ids: torch.Tensor, own: Span) -> torch.Tensor:

@@ -6,6 +6,10 @@ larger graph, or none. Whatever differs from step to step is data at fixed addre
 (``runner.step_block``): lengths, pages, where each row's tokens are. Rows that fill a step up to
 the size of its graph have length 0 and no tokens, and tokens after the last row are no row's: their
 K and V go to the dummy page, and nobody reads their results.
+
+The ranks of a model capture the same sizes in the same order, and agree after each: a size has a
+graph on all of them or on none, because a captured step exchanges the tokens of its size, and an
+eager one those of its rows.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from setpoint.engine.kernels.device import give_back, lack_of
 from setpoint.engine.kernels.graphs import make_graphs
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
+from setpoint.engine.parallel.group import GroupLost
 from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass, Inputs, StepLogits
 from setpoint.engine.runner.way import Ran
@@ -35,6 +40,8 @@ from setpoint.engine.runner.way import Ran
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+DONE, FAILED, NO_MEMORY = range(3)
+"""What a rank says of its capture."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,10 +83,10 @@ class GraphWay:
         sizes = forward_pass.graph_sizes
         if sizes == NO_GRAPHS:
             raise NotCapturable("it is switched off")
-        if not backends.attention.is_capturable:
-            raise NotCapturable("its attention plans each step on the host")
         self._pass = forward_pass
         self._backends = backends
+        plans_on_host = not backends.attention.is_capturable
+        self._agree("its attention plans each step on the host" if plans_on_host else "")
         self._graphs = make_graphs(forward_pass.device)
         self.why_partly_eager = ""
         most = len(forward_pass.block.rows.slots)
@@ -211,10 +218,39 @@ class GraphWay:
 
         # Nothing of the rows that a graph is captured with stays: these have no tokens.
         self._pass.send(NO_ROWS, num_rows)
+        self._warm_up(launch)
+        why_not, lacks_memory = "", False
         try:
             replay, (hidden, logits) = self._graphs.capture(launch)
-        except torch.OutOfMemoryError:
-            raise  # a RuntimeError, too
         except RuntimeError as error:
-            raise NotCapturable(str(error).partition("\n")[0]) from error
+            why_not = str(error).partition("\n")[0]
+            lacks_memory = isinstance(error, torch.OutOfMemoryError)
+        self._agree(why_not, lacks_memory=lacks_memory)
         return Captured(inputs, replay, hidden, logits)
+
+    def _warm_up(self, launch: Callable[[], object]) -> None:
+        """Run a step before it is captured. The exchanges of this run take place, and nobody waits
+        while a step is captured. Raises torch.OutOfMemoryError, or GroupLost if there are other
+        ranks: they wait for this one."""
+        try:
+            self._graphs.warm_up(launch)
+        except torch.OutOfMemoryError as error:
+            if self._backends.group.size == 1:
+                raise
+            raise GroupLost(f"this rank has no memory for a step that all run: {error}") from error
+
+    def _agree(self, why_not: str, *, lacks_memory: bool = False) -> None:
+        """Tell the other ranks whether this one could capture, and hear the same of them. Raises
+        NotCapturable, or torch.OutOfMemoryError if a rank has no memory for a graph, on all ranks
+        if one could not. why_not: why this one could not; "": it could."""
+        group = self._backends.group
+        own = NO_MEMORY if lacks_memory else FAILED if why_not else DONE
+        said = torch.full((1, 1), own, dtype=torch.int32, device=self._pass.device)
+        (outcomes,) = group.gather(said, [1] * group.size).tolist()
+        worst = max(outcomes)
+        if worst == DONE:
+            return
+        if why_not and group.rank:  # rank 0 tells its own reason
+            logger.warning("This rank could not capture a step: %s", why_not)
+        reason = why_not or f"rank {outcomes.index(worst)} could not, and its log says why"
+        raise torch.OutOfMemoryError(reason) if worst == NO_MEMORY else NotCapturable(reason)

@@ -353,7 +353,7 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan, ways: Sequence[Way]) -> tuple[ForwardBatch, Ran]:
         if len(plan.forced_ids):
-            self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
+            self.slots.append_known(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
         batch = build_batch(plan.rows, self.slots.columns["length"])
         with_logits = 0 < len(batch.sample_slots) <= self.logits_rows
         return batch, self._run(batch, ways, with_logits=with_logits)

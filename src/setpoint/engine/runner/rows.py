@@ -161,8 +161,9 @@ class SlotTable:
         lists = self.lists.get(slot)
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
-    def append_forced(self, slots: Ids, counts: Ids, ids: Ids) -> None:
-        """Append the next ``counts[i]`` of these tokens to each of ``slots``."""
+    def append_known(self, slots: Ids, counts: Ids, ids: Ids) -> None:
+        """Append the next ``counts[i]`` of these tokens, which the host knows, to each of
+        ``slots``."""
         lengths = self.columns["length"]
         begins = lengths[slots] - np.cumsum(counts) + counts
         positions = np.arange(len(ids)) + np.repeat(begins, counts)

@@ -171,7 +171,8 @@ def _connect(computation: ComputationIdentity, store: dist.Store, rank: int, hos
         own = torch.device(device.type, torch.cuda.current_device())
         return nccl_processes(store, rank, size, device=own, timeout_s=timeout_s)
 
-    return DistributedGroup(_or_not_met(connect), sums=device.type != "cpu")
+    has_nccl = device.type != "cpu"
+    return DistributedGroup(_or_not_met(connect), sums=has_nccl, is_capturable=has_nccl)
 
 
 def _or_not_met(connect: Callable[[], object]) -> object:
