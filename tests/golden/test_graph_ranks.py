@@ -134,7 +134,7 @@ def test_if_a_rank_cannot_capture_all_run_eagerly(
 def test_if_attention_of_one_rank_plans_on_the_host_all_run_eagerly(
     llama: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where only one machine has a C compiler."""
+    """The case of machines of which only one has a C compiler."""
     monkeypatch.setattr(
         DenseAttention, "is_capturable", property(lambda _: THREAD.rank == 0), raising=True
     )

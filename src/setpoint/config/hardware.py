@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from setpoint.config.gpu_memory import first_gpu_bytes
+from setpoint.config.gpu_memory import visible_gpus
 from setpoint.config.topology import UNKNOWN, Topology, read_topology
 from setpoint.core.errors import ConfigError
 
@@ -29,7 +29,10 @@ class Hardware:
     available_bytes: int
     """Memory the process could still take without swapping, in its container if there is one."""
     gpu_bytes: int | None = None
-    """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
+    """Memory of the GPU that an engine would use, the smallest if it would use several; None if it
+    is unknown or there is no GPU."""
+    gpus: tuple[int, ...] = ()
+    """Memory of each visible GPU; none if they are unknown or there is none."""
     num_engines: int = 1
     """Number of engines that share the machine. The numbers above are the share of one engine."""
     divided_by: str = "--dp-size"
@@ -65,11 +68,13 @@ def probe_hardware(root: Path = Path("/")) -> Hardware:
     )
     quota = min((max(int(each), 1) for each in _cgroup_cores(root)), default=None)
     has_gpu = _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root)
+    gpus = visible_gpus() if has_gpu else ()
     return Hardware(
         device="cuda" if has_gpu else "cpu",
         num_cores=len(allowed) if quota is None else min(len(allowed), quota),
         available_bytes=available_bytes(root),
-        gpu_bytes=first_gpu_bytes() if has_gpu else None,
+        gpu_bytes=gpus[0] if gpus else None,
+        gpus=gpus,
         topology=read_topology(root, allowed),
         quota_cores=quota,
     )

@@ -13,6 +13,7 @@ from setpoint.config import sglang
 from setpoint.config.backends import settle_attention, settle_determinism
 from setpoint.config.check import LEAST_POOL_TOKENS, check_options
 from setpoint.config.decisions import Book, Decision
+from setpoint.config.devices import settle_gpus
 from setpoint.config.disaggregation import check_handed_model, settle_disaggregation
 from setpoint.config.dp_attention import check_its_model, own_chunk, settle_dp_attention
 from setpoint.config.environment import EnvSettings
@@ -74,6 +75,7 @@ def resolve(
     _check_ranks(options, model, device)
     _check_latent(options, model)
     check_handed_model(options, model)
+    gpus = settle_gpus(book, hardware, device)
     placement = place_ranks(options, env, hardware, device=device)
     steps = settle_steps(book, hardware, model, device, placement)
     settle_rules(book, device, steps.chunk)
@@ -81,7 +83,7 @@ def resolve(
     book.fill("tokenizer_path", book.get("model_path"), "the model's own")
     book.fill("served_model_name", book.get("model_path"), "the model path")
     book.fill("log_level_http", options.logs.log_level, "as --log-level")
-    notes = [*steps.decisions, *about_the_model(book, model), *about_sglang_alone(given)]
+    notes = [*steps.decisions, *gpus, *about_the_model(book, model), *about_sglang_alone(given)]
     notes += [
         Decision(name, None, words, is_news=True)
         for name, (words, _) in profile.reasons.items()
@@ -128,11 +130,6 @@ def _check_ranks(options: Options, model: ModelSpec, device: str) -> None:
             f"--tp-size {size} cannot divide the {model.num_heads} attention heads of this model,"
             f" which share {model.num_kv_heads} heads of K and V; possible:"
             f" {', '.join(map(str, possible))}."
-        )
-    if device != "cpu" and options.parallel.dp_size > 1:
-        raise ConfigError(
-            f"--dp-size {options.parallel.dp_size} cannot be combined with --tp-size {size} on"
-            " GPUs; leave one of them out."
         )
     if options.execution.enable_torch_compile:
         raise ConfigError(

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from setpoint.launch.deadline import RANK_LOST
-from setpoint.launch.one_gpu import with_one_gpu
+from setpoint.launch.own_gpus import with_gpus
 
 DIE_S = 5.0
 """How long a signal may take to end this process."""
@@ -85,14 +86,14 @@ class RankProcesses:
         os._exit(1)
 
 
-def start_ranks(ranks: range, *, first_gpu: int = 1) -> RankProcesses:
-    """Start these ranks, which import torch meanwhile and wait for their job. first_gpu: the index
-    of the visible GPU that the first of them would use; on node 0, rank 0 has the first one."""
+def start_ranks(ranks: range, gpus: Sequence[int]) -> RankProcesses:
+    """Start these ranks, which import torch meanwhile and wait for their job. gpus: the numbers of
+    the visible GPUs that they would use; on node 0, rank 0 has the first one."""
     descriptor = os.memfd_create("setpoint-ranks")
     os.ftruncate(descriptor, MEMORY_BYTES)
     try:
         processes = [
-            _start(rank, descriptor, gpu=number) for number, rank in enumerate(ranks, first_gpu)
+            _start(rank, descriptor, gpu=gpu) for rank, gpu in zip(ranks, gpus, strict=True)
         ]
         return RankProcesses(processes, mmap.mmap(descriptor, MEMORY_BYTES))
     finally:
@@ -107,7 +108,7 @@ def _start(rank: int, memory: int, *, gpu: int) -> RankProcess:
                 *(sys.executable, "-m", "setpoint.launch.child.rank"),
                 *map(str, (theirs.fileno(), memory, rank)),
             ],
-            env=with_one_gpu(os.environ, gpu),
+            env=with_gpus(os.environ, [gpu]),
             stdin=subprocess.PIPE,  # it closes with this process, and the rank ends
             pass_fds=[theirs.fileno(), memory],
         )

@@ -172,9 +172,8 @@ class World:
 
     # ------------------------------------------------------------------ what engines ask
 
-    def _spawn(self, gpu: int | None) -> SimulatedEngine:
-        """A ``Spawn``; the rank of an engine is its GPU, if there are several."""
-        rank = gpu or 0
+    def _spawn(self, rank: int) -> SimulatedEngine:
+        """A ``Spawn``."""
         start = self.starts(rank)
         engine = SimulatedEngine(self, rank, 1000 + len(self.engines), start)
         self.engines.append(engine)

@@ -131,10 +131,11 @@ DRIVER = """
 #include <stdlib.h>
 static int ready = 0;
 int cuInit(unsigned flags) { ready = getenv("NO_GPU") == NULL; return ready ? 0 : 100; }
+int cuDeviceGetCount(int *count) { *count = 2; return ready ? 0 : 3; }
 int cuDeviceGet(int *device, int ordinal) { *device = 40 + ordinal; return ready ? 0 : 3; }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = device == 40 ? (size_t)24 << 30 : 0; return ready ? 0 : 3; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device == 40 ? 24 : 80) << 30; return ready ? 0 : 3; }
 """
-"""The calls of the CUDA driver that are used, with a GPU of 24 GiB or none."""
+"""The calls of the CUDA driver that are used, with GPUs of 24 and 80 GiB or none."""
 
 
 @pytest.mark.usefixtures("machine")
@@ -158,12 +159,13 @@ def test_the_driver_is_asked_for_the_memory_of_the_gpu(
         check=True,
     )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert probe_hardware(root).gpu_bytes == 24 * 1024 * MIB
+    seen = probe_hardware(root)
+    assert (seen.gpu_bytes, seen.gpus) == (24 * 1024 * MIB, (24 * 1024 * MIB, 80 * 1024 * MIB))
     assert not caplog.records
     monkeypatch.setenv("NO_GPU", "1")
     assert probe_hardware(root).gpu_bytes is None
     assert caplog.messages == [
-        "The size of the GPU's memory is not known: the CUDA driver answers cuInit with error 100"
+        "The GPUs and the size of their memory are not known: the CUDA driver answers cuInit with error 100"
     ]
     caplog.clear()
     (tmp_path / gpu_memory.DRIVER).write_text("no library")
@@ -175,7 +177,7 @@ def test_the_memory_of_the_gpu_decides_how_large_steps_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
-    monkeypatch.setattr(hardware, "first_gpu_bytes", lambda: 24 * 1024 * MIB)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: (24 * 1024 * MIB,))
     config = resolve(Options(), probe_hardware(_tree(tmp_path, {"dev/nvidiactl": ""})), tiny_spec())
     decisions = {decision.field: decision.why for decision in config.decisions}
     assert config.chunked_prefill_size == 4096

@@ -42,6 +42,7 @@ def test_every_option_has_exactly_one_decision_with_its_value(
         "overlap_depth",
         "decode_after_piece",
         "placement",
+        *(["gpus"] if hardware.device == "cuda" else []),
     ]
     for decision in config.decisions[: len(names)]:
         assert decision.why

@@ -19,7 +19,7 @@ from setpoint.launch.parent.lockstep import SteppingEngines
 def test_engines_share_memory_until_all_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[int]] = []
 
-    def spawn(gpu: int | None, *, inherits: list[int], **more: Any) -> Any:
+    def spawn(gpus: None, *, inherits: list[int], **more: Any) -> Any:
         given.append([os.dup(each) for each in inherits])
 
     monkeypatch.setattr(lockstep, "spawn_child", spawn)

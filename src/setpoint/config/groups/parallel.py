@@ -22,7 +22,7 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             " a part of its weights, of its KV cache and of the cores. The answers have the same"
             " bits for every number, on CPUs. Up to the number of the model's K and V heads, or a"
             " multiple of it up to that of its attention heads. On NVIDIA GPUs, each rank has one"
-            " GPU; that has not been tried on GPUs yet.",
+            " GPU (--base-gpu-id); that has not been tried on GPUs yet.",
             low=1,
             high=64,
         ),
@@ -88,9 +88,28 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Number of data-parallel ranks: engines behind one server, each with the whole model"
             " and an equal share of the machine's cores and memory. On NVIDIA GPUs, each engine"
-            " has one GPU.",
+            " has a GPU for each of its --tp-size ranks.",
             low=1,
             high=64,
+        ),
+    ] = 1
+    base_gpu_id: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Number of the first GPU that is used on this machine, among those that are visible"
+            " (CUDA_VISIBLE_DEVICES). The ranks of the first engine take the first ones.",
+            low=0,
+            high=63,
+        ),
+    ] = 0
+    gpu_id_step: Annotated[
+        int,
+        Option(
+            GROUP,
+            "Distance between the numbers of the GPUs that are used: 2 takes every second one.",
+            low=1,
+            high=63,
         ),
     ] = 1
     enable_dp_attention: Annotated[

@@ -16,7 +16,8 @@ if __name__ == "__main__":
     gc.disable()
     from setpoint.launch.ranks import start_ranks
 
-    ranks = start_ranks(range(1, int(sys.argv[2]))) if int(sys.argv[2]) > 1 else None
+    others = range(1, int(sys.argv[2]))
+    ranks = start_ranks(others, others) if others else None
     from setpoint.launch.child.engine_process import main
     from setpoint.launch.deadline import leave
 

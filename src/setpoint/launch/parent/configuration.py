@@ -21,6 +21,7 @@ from setpoint.checkpoint.pooling import check_generates, is_for_embeddings, read
 from setpoint.checkpoint.recommended import recommended_sampling
 from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import spec_of
+from setpoint.config.devices import with_own_gpus
 from setpoint.config.environment import EnvSettings
 from setpoint.config.groups.chat_formats import NONE
 from setpoint.config.groups.model import ModelOptions, model_overrides
@@ -44,13 +45,17 @@ def asking_for(
 ) -> Callable[..., ConfigInputs]:
     """Makes the inputs of a configuration of a ``model`` and what was ``found`` about it. Raises
     ConfigError if the machine has too few cores for the engines."""
+    machine = probe_hardware()
+    hardware = (
+        machine.divided(options.parallel.dp_size)
+        if share is None
+        else machine.divided(share.max_loaded, by="--max-loaded-models")
+    )
     return partial(
         ConfigInputs,
         options=options,
         given=frozenset(given),
-        hardware=probe_hardware().divided(options.parallel.dp_size)
-        if share is None
-        else probe_hardware().divided(share.max_loaded, by="--max-loaded-models"),
+        hardware=with_own_gpus(hardware, options.parallel),
         env=env,
         drawn_seed=secrets.randbelow(1 << 30),
     )

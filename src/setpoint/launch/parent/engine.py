@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
+from setpoint.config.devices import gpus_of_engines
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.progress import reported_to
@@ -62,7 +62,7 @@ class Launched:
 
     def start_another(self, rank: int, job: EngineJob) -> EngineProcess:
         """Start a second process for a rank; the caller ends it."""
-        process = self.spawn(rank if len(self.processes) > 1 else None)
+        process = self.spawn(rank)
         with suppress(StartupError):  # it has ended, which its watcher notices
             process.hand_over(job)
         return process
@@ -99,9 +99,8 @@ def launch_engine(
     waiting: Waiting | None = None
     with _spawning(options, stderr) as spawn:
         try:
-            ranks = range(options.parallel.dp_size)
-            for rank in ranks:
-                processes.append(spawn(rank if len(ranks) > 1 else None))
+            for rank in range(options.parallel.dp_size):
+                processes.append(spawn(rank))
             # Imported while the engine processes import torch, which takes longer.
             from setpoint.checkpoint.source import DEFAULT_MODEL
             from setpoint.launch.parent.configuration import settle
@@ -154,10 +153,18 @@ def _its_turn(share: MachineShare) -> str:
 
 def _spawning(options: Options, stderr: int | None) -> AbstractContextManager[Spawn]:
     """A context with the function that starts engines."""
-    if options.parallel.enable_dp_attention:
-        return SteppingEngines(options.parallel.dp_size, stderr=stderr)
-    num_ranks = options.parallel.ranks_per_node
-    return nullcontext(partial(spawn_child, num_ranks=num_ranks, stderr=stderr))
+    parallel = options.parallel
+    if parallel.enable_dp_attention:
+        return SteppingEngines(parallel.dp_size, stderr=stderr)
+    gpus = gpus_of_engines(parallel)
+    has_all = gpus == [tuple(range(parallel.ranks_per_node))]  # a single engine, from GPU 0 on
+
+    def spawn(rank: int) -> EngineProcess:
+        return spawn_child(
+            None if has_all else gpus[rank], num_ranks=parallel.ranks_per_node, stderr=stderr
+        )
+
+    return nullcontext(spawn)
 
 
 def _warn_of_template(served: ServedModel, text: TextProcessor) -> None:

@@ -11,12 +11,12 @@ from setpoint.launch.parent.process import EngineProcess, spawn_child
 
 
 class SteppingEngines:
-    """Starts engines that compute in step; a context manager, whose object is a ``Spawn`` that
-    takes the rank. All start together, and again when all have ended: each time with new memory."""
+    """Starts engines that compute in step; a context manager, whose object is a ``Spawn``. All
+    start together, and again when all have ended: each time with new memory."""
 
     def __init__(self, size: int, *, stderr: int | None) -> None:
         self._size = size
-        self._spawn = partial(spawn_child, num_ranks=1, stderr=stderr)
+        self._spawn = partial(spawn_child, None, num_ranks=1, stderr=stderr)
         self._descriptors: list[int] = []
         """The file descriptors of the memory and of the bells."""
         self._started: set[int] = set()
@@ -33,12 +33,11 @@ class SteppingEngines:
     ) -> None:
         self._close()
 
-    def __call__(self, rank: int | None) -> EngineProcess:
-        assert rank is not None
+    def __call__(self, rank: int) -> EngineProcess:
         if not self._descriptors or rank in self._started:
             self._renew()
         self._started.add(rank)
-        return self._spawn(None, inherits=self._descriptors)
+        return self._spawn(inherits=self._descriptors)
 
     def _renew(self) -> None:
         self._close()

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Set
 from contextlib import suppress
 
+from setpoint.config.devices import gpus_of_engines
 from setpoint.config.environment import EnvSettings
 from setpoint.config.nodes import ranks_of_nodes
 from setpoint.config.options import Options
@@ -32,7 +33,8 @@ def run_node(options: Options, env: EnvSettings, *, given: Set[str]) -> int:
     ranks = ranks_of_nodes(parallel.tp_size, parallel.nnodes)[parallel.node_rank]
     # A signal may reach the whole process group, but this process ends its ranks.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    started = start_ranks(ranks, first_gpu=0)
+    (gpus,) = gpus_of_engines(parallel)
+    started = start_ranks(ranks, gpus)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         served = settle(options, env, given)

@@ -22,7 +22,7 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.process_state import is_stopped
 from setpoint.launch.deadline import RANK_LOST, SIGNALS
 from setpoint.launch.heartbeat import STACKS
-from setpoint.launch.one_gpu import with_one_gpu
+from setpoint.launch.own_gpus import with_gpus
 from setpoint.launch.parent.watchdog import until_silent
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ class Watched(Protocol):
         ...
 
 
-Spawn = Callable[[int | None], EngineProcess]
-"""A function that starts an engine process. Its argument is the index of the visible NVIDIA GPU
-that the engine is to use; None means all GPUs."""
+Spawn = Callable[[int], EngineProcess]
+"""A function that starts the process of an engine, whose number (--dp-size) it gets."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,12 +175,17 @@ class ChildProcess:
 
 
 def spawn_child(
-    gpu: int | None, *, num_ranks: int, stderr: int | None, inherits: Sequence[int] = ()
+    gpus: Sequence[int] | None,
+    *,
+    num_ranks: int,
+    stderr: int | None,
+    inherits: Sequence[int] = (),
 ) -> ChildProcess:
-    """A ``Spawn``. SIGINT and SIGTERM are blocked from the first instruction of the process on: it
-    ends when this process tells it to, or when this process ends. num_ranks: how many compute its
-    model together. stderr: the descriptor for its log, if not this process's. inherits: further
-    descriptors that it gets (``launch.lockstep_memory``)."""
+    """Start an engine process. SIGINT and SIGTERM are blocked from its first instruction on: it
+    ends when this process tells it to, or when this process ends. gpus: see
+    ``engine_environment``. num_ranks: how many compute its model together. stderr: the descriptor
+    for its log, if not this process's. inherits: further descriptors that it gets
+    (``launch.lockstep_memory``)."""
     link, theirs = socket.socketpair()
     with theirs:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -193,7 +197,7 @@ def spawn_child(
                 ],
                 stdin=subprocess.PIPE,
                 stderr=stderr,
-                env=engine_environment(gpu=gpu),
+                env=engine_environment(gpus),
                 pass_fds=[theirs.fileno(), *inherits],
             )
         except BaseException:
@@ -204,13 +208,14 @@ def spawn_child(
         return ChildProcess(popen, link)
 
 
-def engine_environment(*, gpu: int | None = None) -> dict[str, str]:
+def engine_environment(gpus: Sequence[int] | None = None) -> dict[str, str]:
     """This process's environment, with OPENMP_SPINS unless the user has set how OpenMP threads
-    wait. gpu: the index of the visible NVIDIA GPU that the engine is to use; None: all GPUs."""
+    wait. gpus: numbers of the visible NVIDIA GPUs that the engine is to use; None: those that this
+    process may use, from the first on."""
     environ = dict(os.environ)
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
-    return environ if gpu is None else with_one_gpu(environ, gpu)
+    return environ if gpus is None else with_gpus(environ, gpus)
 
 
 async def until_reported(
