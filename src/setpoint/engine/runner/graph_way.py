@@ -32,7 +32,6 @@ from setpoint.engine.kernels.device import give_back, lack_of
 from setpoint.engine.kernels.graphs import make_graphs
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
-from setpoint.engine.parallel.group import GroupLost
 from setpoint.engine.runner.batch import NO_ROWS, ForwardBatch
 from setpoint.engine.runner.forward_pass import ForwardPass, Inputs, StepLogits
 from setpoint.engine.runner.way import Ran
@@ -230,14 +229,16 @@ class GraphWay:
 
     def _warm_up(self, launch: Callable[[], object]) -> None:
         """Run a step before it is captured. The exchanges of this run take place, and nobody waits
-        while a step is captured. Raises torch.OutOfMemoryError, or GroupLost if there are other
-        ranks: they wait for this one."""
+        while a step is captured. Raises torch.OutOfMemoryError, or MemoryError, which ends this
+        process, if there are other ranks: they wait for this one, and end with it."""
         try:
             self._graphs.warm_up(launch)
         except torch.OutOfMemoryError as error:
             if self._backends.group.size == 1:
                 raise
-            raise GroupLost(f"this rank has no memory for a step that all run: {error}") from error
+            raise MemoryError(
+                f"this rank has no memory for a step that all run: {error}"
+            ) from error
 
     def _agree(self, why_not: str, *, lacks_memory: bool = False) -> None:
         """Tell the other ranks whether this one could capture, and hear the same of them. Raises
