@@ -53,6 +53,12 @@ def pytest_collection() -> Generator[None, object, object]:
     return result
 
 
+def pytest_unconfigure() -> None:
+    """Frozen objects are not collected at the end of the process either, and Triton would report its
+    own as leaked, in a hundred lines."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The quick suite has n cases of a test with the mark ``cases(n)``, spread evenly. The longest files

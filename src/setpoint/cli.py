@@ -223,6 +223,13 @@ def _models(line: CommandLine, env: EnvSettings) -> int:
     return show_models(line, env, measure)
 
 
+@_runs("compile")
+def _compile(line: CommandLine, env: EnvSettings) -> int:
+    from setpoint.commands.compile_command import compile_kernels
+
+    return compile_kernels(line, env)
+
+
 @_runs("replay")
 def _replay(line: CommandLine, env: EnvSettings) -> int:
     from setpoint.commands.replay_command import replay

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from setpoint_testing.absent_gpu import SHARED_BYTES
+from setpoint.engine.kernels.triton.absent_gpu import SHARED_BYTES
 from setpoint_testing.compiled_triton import CHIPS, recorded, run, variants
 
 

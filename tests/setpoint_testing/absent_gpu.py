@@ -1,9 +1,5 @@
-"""A GPU that is not there: Triton compiles for it, and launches are recorded instead of made.
-
-The host code that drives a GPU runs as it is, on torch's meta device. What it would launch is
-compiled to machine code and noted in order, and what each kernel needs is read from its machine
-code. A process that interprets kernels (``interpreted_triton``) cannot use it.
-"""
+"""An absent GPU (``kernels.triton.absent_gpu``) that notes what would be launched, in order, and what
+each kernel needs, which is read from its machine code."""
 
 from __future__ import annotations
 
@@ -15,17 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 import triton
-from triton.backends.compiler import GPUTarget
+
+from setpoint.engine.kernels.triton.absent_gpu import AbsentGpu
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
-"""Compute capability -> most shared memory of a block (CUDA C++ Programming Guide, table of
-technical specifications)."""
-MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,57 +34,19 @@ class Launch:
     grid: tuple[int, int, int]
 
 
-class AbsentGpu:
-    """Stands in for Triton's driver of NVIDIA GPUs; ``install`` puts it in place."""
-
+class NotingGpu(AbsentGpu):
     def __init__(self, capability: int) -> None:
-        """capability: 80, 90 or 100, for sm_80, sm_90a or sm_100a."""
+        super().__init__(capability)
         self.launches: list[Launch] = []
         self.needs: dict[str, list[Needs]] = {}
         """Kernel -> what each of its variants needs, in the order in which they were compiled."""
-        self._capability = capability
-        gpu = self
 
-        class Launcher:
-            def __init__(self, source: Any, metadata: Any) -> None:
-                self.name = metadata.name
+    def launched(self, kernel: str, grid: tuple[int, int, int]) -> None:
+        self.launches.append(Launch(kernel, grid))
 
-            def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
-                gpu.launches.append(Launch(self.name, (x, y, z)))
-
-        self.launcher_cls = Launcher
-        self.utils = self
-
-    def install(self) -> None:
-        triton.runtime.driver.set_active(self)
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
-        registers, spilled = machine_code_needs(binary)
-        self.needs.setdefault(name, []).append(Needs(registers, spilled, shared))
-        return object(), object(), registers, spilled, 1024
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {
-            "max_shared_mem": SHARED_BYTES[self._capability],
-            "multiprocessor_count": MULTIPROCESSORS[self._capability],
-            "max_num_regs": 65536,
-            "warpSize": 32,
-        }
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("meta")
-
-    def map_python_to_cpp_type(self, name: str) -> str:
-        return name
+    def loaded(self, kernel: str, binary: bytes, shared_bytes: int) -> None:
+        needs = Needs(*machine_code_needs(binary), shared_bytes)
+        self.needs.setdefault(kernel, []).append(needs)
 
 
 def without_interpreter(module: Sequence[str], cache: Path) -> str:

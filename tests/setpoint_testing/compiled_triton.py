@@ -29,12 +29,13 @@ from setpoint.engine.kernels.device_sampling import (
     TokenEntries,
 )
 from setpoint.engine.kernels.ops import Ops, Routing
+from setpoint.engine.kernels.triton.absent_gpu import SHARED_BYTES
 from setpoint.engine.kernels.triton.grouped import GROUP, Scales, multiply_pairs
 from setpoint.engine.kernels.triton.ops import create
 from setpoint.engine.kernels.triton.quantising import quantise_rows
 from setpoint.engine.quant.w8a8_int8 import block_size
 from setpoint_testing import attention_variants
-from setpoint_testing.absent_gpu import SHARED_BYTES, AbsentGpu, Needs, without_interpreter
+from setpoint_testing.absent_gpu import Needs, NotingGpu, without_interpreter
 
 NEEDS = Path(__file__).parents[1] / "gpu_kernels/needs.json"
 """Version of Triton -> chip -> name of a call -> kernel -> needs of the variants that the call is the
@@ -271,7 +272,7 @@ def variants() -> list[Variant]:
 
 def compile_for(chip: int, only: str = "") -> Found:
     """Make the calls whose names have ``only`` in them."""
-    gpu = AbsentGpu(chip)
+    gpu = NotingGpu(chip)
     gpu.install()
     found: Found = {}
     for variant in variants():

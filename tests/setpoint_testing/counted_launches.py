@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import TokenMasks
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.attention import attention_backend as attention
+from setpoint.engine.executor.ahead_of_time import use_absent_gpu
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
-from setpoint.engine.kernels import kernel_registry as kernels
-from setpoint.engine.quant import grouped
-from setpoint.engine.quant import linear_method as quant
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint_testing.absent_gpu import AbsentGpu, Launch
+from setpoint_testing.absent_gpu import Launch, NotingGpu
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.goldens import GOLDENS
 from setpoint_testing.plans import Driver, allocate_rows
@@ -68,14 +64,8 @@ def decode_launches(
 ) -> tuple[dict[str, list[str]], int]:
     """The launches of a decode step's forward pass, those of each kind of sampling, and the number
     of layers."""
-    gpu = AbsentGpu(90)
-    gpu.install()
-    kernels.PREFERENCE["meta"] = ("triton",)
-    attention.PREFERENCE["meta"] = ("triton",)
-    for method in {"unquant", quantization}:
-        quant.PREFERENCE["meta", method] = quant.PREFERENCE["cuda", method]
-    grouped.PLAIN["meta"] = grouped.PLAIN["cuda"]
-    torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[method-assign]
+    gpu = NotingGpu(90)
+    use_absent_gpu(gpu)
     (config, *_) = (g.config for g in GOLDENS if g.config["model_type"] == family)
     write_tiny(folder, config)
     runner = build_runner(
@@ -94,7 +84,7 @@ def decode_launches(
 
 
 def _decode(
-    runner: ModelRunner, driver: Driver, gpu: AbsentGpu, sampling: SamplingParams, *, masked: bool
+    runner: ModelRunner, driver: Driver, gpu: NotingGpu, sampling: SamplingParams, *, masked: bool
 ) -> tuple[list[str], list[str]]:
     """The launches of a decode step's forward pass, and of its sampling."""
     plan = driver.plan()

@@ -11,6 +11,7 @@ from setpoint.config.groups.declare import Option
 
 BATCHES = "Batch"
 CHATS = "Chat"
+COMPILES = "Compile"
 REPLAYS = "Replay"
 ROUTES = "Route"
 
@@ -49,6 +50,30 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
             " ready.",
         ),
     ] = False
+
+
+class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint compile``, in addition to the engine's."""
+
+    target: Annotated[
+        str | None,
+        Option(
+            COMPILES,
+            "GPU to compile for: sm_80 (A100), sm_90 (H100, H200) or sm_100 (B200).",
+            metavar="SM",
+        ),
+    ] = None
+    output: Annotated[
+        str | None,
+        Option(
+            COMPILES,
+            "Folder for the kernels, which a server finds if its environment variable"
+            " TRITON_CACHE_DIR names it. If not given, the folder of this command's"
+            " TRITON_CACHE_DIR, or Triton's own, ~/.triton/cache.",
+            metavar="FOLDER",
+            short="-o",
+        ),
+    ] = None
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from setpoint.config.bench import (
 from setpoint.config.command_options import (
     BatchOptions,
     ChatOptions,
+    CompileOptions,
     ConsoleOptions,
     DoctorOptions,
     ModelsOptions,
@@ -144,6 +145,20 @@ MODELS = Command(
     positional="",
     rest="model",
     own=ModelsOptions,
+    defaults={"log_level": "warning"},
+)
+COMPILE = Command(
+    name="compile",
+    extra="serve",
+    summary="compile a model's kernels for a GPU, on a machine without one",
+    description=(
+        "Compile the kernels that a server with the same options launches on a GPU, so that its"
+        " first start compiles none. It needs no GPU and no weights, but the server's version of"
+        " Python and of Triton. Options of memory and of the HTTP side make no difference."
+    ),
+    arguments="[MODEL] --target SM [options]",
+    positional="model_path",
+    own=CompileOptions,
     defaults={"log_level": "warning"},
 )
 REPLAY = Command(
@@ -301,6 +316,7 @@ COMMANDS = {
         BATCH,
         CHAT,
         MODELS,
+        COMPILE,
         SET,
         DOCTOR,
         TOP,

@@ -14,7 +14,7 @@ rows computes them in blocks. On a GPU that would take its logits out of the gra
 
 def logits_rows(device: str) -> int:
     """The number of such rows on this kind of device."""
-    return GPU_LOGITS_ROWS if device == "cuda" else LOGITS_ROWS
+    return LOGITS_ROWS if device == "cpu" else GPU_LOGITS_ROWS
 
 
 REFERENCE_SCORES = 1 << 24

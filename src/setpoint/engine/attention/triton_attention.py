@@ -78,6 +78,8 @@ class Step:
 class TritonAttention:
     """Implements ``attention.attention_backend.AttentionBackend``."""
 
+    is_capturable = True
+
     def __init__(
         self,
         shape: AttentionShape,

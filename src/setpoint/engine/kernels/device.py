@@ -21,6 +21,9 @@ from setpoint.engine.kernels.host_memory import give_back_heap
 
 Mark = float | torch.cuda.Event
 
+PINNED = {"cuda"}
+"""Types of the devices that copy from pinned memory of the host by themselves."""
+
 
 def check_device(device: torch.device) -> None:
     """Raise ConfigError if this torch cannot drive the device."""
@@ -41,7 +44,7 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Ten
     """A copy of a host array on the device, made without waiting for the device. On the CPU it is a
     view, so the array must not change afterwards."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,9 +58,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The host's tensor in memory from which the device copies by itself; on the CPU, the same
-    tensor."""
-    return tensor if device.type == "cpu" else tensor.pin_memory()
+    """The host's tensor in memory from which the device copies by itself; the same tensor for a
+    device that does not."""
+    return tensor.pin_memory() if device.type in PINNED else tensor
 
 
 class SharedTensor:

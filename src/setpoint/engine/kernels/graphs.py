@@ -82,8 +82,27 @@ class CudaGraphs:
         return graph.replay, result
 
 
+class LaunchedGraphs:
+    """Implements ``Graphs`` where nothing is computed (``kernels.triton.absent_gpu``): what would
+    be captured is launched once, so that its kernels are compiled."""
+
+    num_bytes = 0
+    free_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        """device: unused."""
+
+    def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        result = launch()
+        return lambda: None, result
+
+
+GRAPHS: dict[str, Callable[[torch.device], Graphs]] = {"cuda": CudaGraphs}
+"""Device type -> factory, for the devices that have graphs."""
+
+
 def make_graphs(device: torch.device) -> Graphs:
     """Graphs on this device. Raises KernelsUnavailable with the reason if it has none."""
-    if device.type != "cuda":
+    if device.type not in GRAPHS:
         raise KernelsUnavailable(f"{device.type} has no graphs")
-    return CudaGraphs(device)
+    return GRAPHS[device.type](device)

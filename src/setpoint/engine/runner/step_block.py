@@ -28,6 +28,9 @@ from setpoint.engine.sampling.device_sampler import entry_numbers
 RING = 2
 """Blocks of the host: one that the device may still copy, and one that is being written."""
 
+ARRAYS = 5
+"""Arrays of ``StepRows``."""
+
 MAX_ENTRIES = 1 << 16
 """Entries of tables that fit into a block. A step that changes more, because a longer prompt is
 admitted, takes another copy for each so many."""
@@ -49,9 +52,11 @@ class StepRows:
     """The rows of a step, each array at a fixed place of a block."""
 
     def __init__(self, block: torch.Tensor, num_rows: int) -> None:
-        self.slots, self.cu_q, self.kv_lens, self.sample_index, self.next_place = block[
-            : _size(num_rows)
-        ].split([num_rows, num_rows + 1, num_rows, num_rows, num_rows])
+        ends, *arrays = block[: _size(num_rows)].chunk(ARRAYS)
+        self.cu_q = ends[: num_rows + 1]
+        self.slots, self.kv_lens, self.sample_index, self.next_place = (
+            array[:num_rows] for array in arrays
+        )
         """The arrays of ``ForwardBatch``; next_place [S]: where in the flat table of ids the token
         of each sampling row will be."""
 
@@ -63,7 +68,7 @@ class StepBlock:
         """num_rows: most rows of a step. max_entries: see MAX_ENTRIES."""
         self._num_rows = num_rows
         self._max_entries = max_entries
-        self._first = _size(num_rows) + _size(num_rows) % 2  # numbers of 8 bytes follow
+        self._first = _size(num_rows)
         size = self._first + NUM_WORDS * num_rows + 3 * max_entries
         self._hosts = [pinned(torch.zeros(size, dtype=torch.int32), device) for _ in range(RING)]
         self._copied: list[Mark | None] = [None] * RING
@@ -168,8 +173,9 @@ class StepBlock:
 
 
 def _size(num_rows: int) -> int:
-    """Numbers of ``StepRows``."""
-    return 5 * num_rows + 1
+    """Numbers of ``StepRows``. Each array begins at a multiple of 16 bytes, because Triton compiles
+    other kernels for addresses that do not."""
+    return ARRAYS * (num_rows // 4 + 1) * 4
 
 
 def _write_entries(

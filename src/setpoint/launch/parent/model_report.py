@@ -136,7 +136,7 @@ class _DescribedError(Exception):
 
 
 @dataclass(slots=True, frozen=True)
-class _Found:
+class Found:
     description: Description
     folder: Path | None = None
     """None: there is no folder yet."""
@@ -149,7 +149,7 @@ def examine(options: Options, env: EnvSettings, given: Set[str]) -> ModelExamina
     report = ModelReport(DEFAULT_MODEL if model is None else model)
     asking = asking_for(options, env, given)
     try:
-        found = _find(options)
+        found = find(options)
         spec = spec_of(found.description, overrides=model_overrides(options.model))
         _describe(report, found.description, spec)
         if found.folder is not None and not options.model.is_embedding:
@@ -179,8 +179,8 @@ def examine(options: Options, env: EnvSettings, given: Set[str]) -> ModelExamina
     return ModelExamination(report, config, spec, stored, memory.weights_read())
 
 
-def _find(options: Options) -> _Found:
-    """The description of the model, and its folder if it has one already."""
+def find(options: Options) -> Found:
+    """The description of the model, and its folder if it has one already. Raises SetpointError."""
 
     def stop(description: Description) -> None:
         raise _DescribedError(description)
@@ -195,8 +195,8 @@ def _find(options: Options) -> _Found:
             admit=stop,
         )
     except _DescribedError as known:
-        return _Found(known.description)
-    return _Found(source.description, source.folder)
+        return Found(known.description)
+    return Found(source.description, source.folder)
 
 
 def _describe(report: ModelReport, description: Description, spec: ModelSpec) -> None:

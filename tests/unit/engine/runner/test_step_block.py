@@ -194,3 +194,13 @@ def test_on_the_cpu_rows_that_may_not_be_written_are_copied() -> None:
     step = ForwardPass(None, None, None, (), 1, no_tokens, CPU)  # type: ignore[arg-type]
     assert step.inputs(fixed).slots.tolist() == batch.slots.tolist()
     assert step.sample_index(fixed).tolist() == batch.sample_index.tolist()
+
+
+@pytest.mark.parametrize("num_rows", range(1, 9))
+def test_addresses_do_not_depend_on_the_number_of_slots(num_rows: int) -> None:
+    """Triton compiles other kernels for addresses that are no multiples of 16 bytes."""
+    block = StepBlock(CPU, num_rows)
+    rows = block.rows
+    for array in (rows.slots, rows.cu_q, rows.kv_lens, rows.sample_index, rows.next_place):
+        assert array.data_ptr() % 16 == 0
+        assert len(array) == num_rows + (array is rows.cu_q)

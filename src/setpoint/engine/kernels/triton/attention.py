@@ -175,7 +175,10 @@ def _attend(
     return acc, best, weight
 
 
-@triton.jit(do_not_specialize=["n", "window", "turn", "turns", "room", "table_stride"])
+@triton.jit(
+    do_not_specialize=["n", "window", "turn", "turns", "room", "table_stride"],
+    do_not_specialize_on_alignment=["page_table"],
+)
 def attention_pieces(
     q, k_cache, v_cache, page_table, slots, kv_lens, cu_q, plan, sinks, sums, stats, out,
     n, window, turn, turns, room, scale, softcap, v_scale, q_stride, table_stride,

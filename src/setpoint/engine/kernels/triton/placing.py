@@ -14,7 +14,9 @@ PAIRS = 256
 """Pairs of a token and an expert of a program."""
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=["page_table"]
+)
 def place_step(
     slots,  # [num_rows] int32
     cu_q,  # [num_rows + 1] int32

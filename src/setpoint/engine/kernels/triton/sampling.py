@@ -83,6 +83,7 @@ def _penalised(values, parameters, known, first, SIZE: tl.constexpr, STEP: tl.co
 
 
 @triton.jit(
+    do_not_specialize=["words_stride"],
     do_not_specialize_on_alignment=[
         "parameters",
         "places",
@@ -91,7 +92,7 @@ def _penalised(values, parameters, known, first, SIZE: tl.constexpr, STEP: tl.co
         "biases",
         "of_row",
         "words",
-    ]
+    ],
 )
 def edit_rows(
     logits,  # [S, columns], rows ``stride`` apart
