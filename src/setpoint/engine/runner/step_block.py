@@ -52,10 +52,10 @@ class StepRows:
     """The rows of a step, each array at a fixed place of a block."""
 
     def __init__(self, block: torch.Tensor, num_rows: int) -> None:
-        ends, *arrays = block[: _size(num_rows)].chunk(ARRAYS)
+        slots, ends, *others = block[: _size(num_rows)].chunk(ARRAYS)
         self.cu_q = ends[: num_rows + 1]
         self.slots, self.kv_lens, self.sample_index, self.next_place = (
-            array[:num_rows] for array in arrays
+            array[:num_rows] for array in (slots, *others)
         )
         """The arrays of ``ForwardBatch``; next_place [S]: where in the flat table of ids the token
         of each sampling row will be."""
