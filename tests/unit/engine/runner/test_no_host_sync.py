@@ -25,6 +25,7 @@ from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.attention import attention_backend as attention
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
+from setpoint.engine.kernels import device as devices
 from setpoint.engine.kernels import kernel_registry as kernels
 from setpoint.engine.kernels.device_sampling import DeviceMasks, DeviceRows, Draws
 from setpoint.engine.kernels.ref import RefOps
@@ -111,6 +112,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         monkeypatch.setitem(table.PREFERENCE, "meta", table.PREFERENCE["cuda"][-1:])
     monkeypatch.setitem(quant.PREFERENCE, ("meta", "unquant"), quant.PREFERENCE["cuda", "unquant"])
     monkeypatch.setattr(torch.Tensor, "pin_memory", pretend_to_pin)
+    monkeypatch.setattr(devices, "PINNED", {"meta"})
     yield torch.device("meta")
     PINNED.clear()
 
