@@ -24,7 +24,6 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor import ahead_of_time
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.kernels.triton.absent_gpu import AbsentGpu, Variant
-from setpoint.engine.parallel.group import ALONE
 from setpoint_testing.plans import Driver, allocate_rows
 
 CAPABILITY, PAGE, SLOTS = 90, 16, 37
@@ -50,8 +49,7 @@ def served_steps(
         str(folder), read_spec(folder), device="meta", dtype="bfloat16", kv_dtype="bfloat16",
         page_size=PAGE, load_format="dummy", graph_sizes=SIZES,
     )  # fmt: skip
-    group = ALONE if tp_size == 1 else ahead_of_time._group(0, tp_size)
-    runner = build_runner(config, group)
+    runner = build_runner(config, ahead_of_time.absent_group(0, tp_size))
     runner.footprint(step_tokens=step_tokens, context_len=context)
     pages = context // PAGE
     groups = allocate_rows(runner, num_rows=SLOTS * pages, max_slots=SLOTS, context_len=context)

@@ -92,6 +92,9 @@ class LaunchedGraphs:
     def __init__(self, device: torch.device) -> None:
         """device: unused."""
 
+    def warm_up(self, launch: Callable[[], object]) -> None:
+        """``capture`` launches it."""
+
     def capture(self, launch: Callable[[], T]) -> tuple[Callable[[], None], T]:
         result = launch()
         return lambda: None, result

@@ -81,6 +81,11 @@ class DistributedGroup:
         self._exchange(self._processes.gather, received, [sent.view(BYTES)], to_first)
         return _side_by_side(found, widths) if gets else x
 
+    def numbers(self, own: int, device: torch.device) -> list[int]:
+        said = torch.full((1, 1), own, dtype=torch.int32, device=device)
+        (found,) = self.gather(said, [1] * self.size).tolist()
+        return list(found)
+
     def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
         self._refuse_capture()
         places = ids - own[0]

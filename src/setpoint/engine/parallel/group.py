@@ -48,6 +48,10 @@ class Group(Protocol):
         """Like ``gather``, for rank 0 alone; the result of another rank is only its own part."""
         ...
 
+    def numbers(self, own: int, device: torch.device) -> list[int]:
+        """A number of each rank, exchanged on their devices, which the host waits for."""
+        ...
+
     def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
         """ids [T] int32 -> their places in ``own``; 0 for those that are not in it."""
         ...
@@ -76,6 +80,9 @@ class Alone:
 
     def gather_logits(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         return x
+
+    def numbers(self, own: int, device: torch.device) -> list[int]:
+        return [own]
 
     def own_ids(self, ids: torch.Tensor, own: Span) -> torch.Tensor:
         return ids

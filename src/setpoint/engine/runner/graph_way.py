@@ -246,8 +246,7 @@ class GraphWay:
         if one could not. why_not: why this one could not; "": it could."""
         group = self._backends.group
         own = NO_MEMORY if lacks_memory else FAILED if why_not else DONE
-        said = torch.full((1, 1), own, dtype=torch.int32, device=self._pass.device)
-        (outcomes,) = group.gather(said, [1] * group.size).tolist()
+        outcomes = group.numbers(own, self._pass.device)
         worst = max(outcomes)
         if worst == DONE:
             return

@@ -145,7 +145,7 @@ def _job(target: str, options: Options, env: EnvSettings, given: Set[str]) -> En
         if found.folder is None:
             raise CheckpointError("A model for embeddings must be in a folder on this machine.")
         spec = replace(spec, pooling=read_pooling(found.folder, spec))
-    hardware = replace(probe_hardware(), device="cuda", gpu_bytes=TARGETS[target])
+    hardware = replace(probe_hardware(), device="cuda", gpu_bytes=TARGETS[target], gpus=())
     config = ConfigInputs(
         options, frozenset(given), hardware, spec, {}, env, secrets.randbelow(1 << 30)
     ).resolve()

@@ -47,6 +47,11 @@ class SharedMemoryGroup:
     def gather_logits(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         return self._gathered(x, tuple(widths), first_only=True)
 
+    def numbers(self, own: int, device: torch.device) -> list[int]:
+        said = torch.full((1, 1), own, dtype=torch.int32, device=device)
+        (found,) = self.gather(said, [1] * self.size).tolist()
+        return list(found)
+
     def own_ids(self, ids: torch.Tensor, own: tuple[int, int]) -> torch.Tensor:
         assert ids.dtype == torch.int32
         assert ids.is_contiguous()
