@@ -1,4 +1,5 @@
-"""``setpoint compile`` puts what a server would compile into the folder, all of it."""
+"""``setpoint compile`` puts what a server would compile into the folder, all of it, and the folder may be
+moved."""
 
 from __future__ import annotations
 
@@ -53,6 +54,8 @@ def test_a_server_has_nothing_to_compile(
     assert "attention_pieces" in said
     assert f"TRITON_CACHE_DIR={kernels}" in said
     assert f"Triton: {triton.__version__}, the wheel for cp3" in said
+
+    kernels = kernels.rename(tmp_path / "moved")
 
     def served() -> tuple[list[str], int]:
         sizes = map(str, (tp_size, CONTEXT, STEP_TOKENS))

@@ -32,6 +32,9 @@ def require_triton(dtype: torch.dtype) -> int:
         ) from error
     if triton.knobs.runtime.interpret:
         return 0
+    from setpoint.engine.kernels.triton.kernel_folder import let_folder_move
+
+    let_folder_move()
     if torch.cuda.is_available():
         _require_compiler()
     try:
