@@ -138,6 +138,10 @@ class Child:
                 os._exit(0)
         os.close(writes)
 
+    @property
+    def is_done(self) -> bool:
+        return bool(select.select([self._reads], [], [], 0)[0])
+
     def result(self) -> Times:
         with os.fdopen(self._reads) as reads:
             times: Times = json.loads(reads.read())
@@ -313,14 +317,14 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
     before_mb = reset_peak_mb()
     waits, ends = os.pipe()
     helpers.append(Child(lambda: (os.close(ends), probe(port, waits))[1]))
-    helpers.append(Child(lambda: (os.close(ends), clients(port, load))[1]))
+    helpers.append(asking := Child(lambda: (os.close(ends), clients(port, load))[1]))
     while service.engine.num_open < (1 if load.gap_s else load.num_requests):
         await asyncio.sleep(0.0005)
     if profiler is not None:
         profiler.enable()
     begin_s, begin = time.process_time(), time.perf_counter()
     busy_ms = []
-    while service.engine.num_open:
+    while service.engine.num_open or (load.gap_s and not asking.is_done):
         before_s = time.process_time()
         await asyncio.sleep(LOOK_S)
         busy_ms.append((time.process_time() - before_s) * 1e3)

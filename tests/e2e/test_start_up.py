@@ -54,7 +54,7 @@ IN_DETAIL = [
         r" .*trust_remote_code=False\)"
     ),
     r"Decision: dtype=float32 \(given\)",
-    r"Decision: page_size=1 \(default\)",
+    r"Decision: page_size=1 \(a prefix matches up to its last token\)",
     rf"Load weight begin\. avail mem={GB}",
     r"Decision: max_total_num_tokens=\d+ \(limited by .*\)",
     rf"Memory pool end\. avail mem={GB}",

@@ -371,8 +371,9 @@ class Run:
                 await orders.resume()
 
     async def _restore(self, parts: list[MemoryPart]) -> None:
-        """Until no engine lacks them: one may have ended meanwhile."""
-        for _ in range(20):
+        """Until no engine lacks them: one may have ended meanwhile, and the next one's start may hang
+        until the server ends it, more than once."""
+        for _ in range(2000):
             try:
                 await self.service.engine.orders.restore(parts)
             except (EngineDeadError, RequestError) as error:
