@@ -12,8 +12,14 @@ import pytest
 import torch
 import triton
 
+from setpoint.core.errors import ConfigError
+from setpoint.engine.attention import triton_attention
+from setpoint.engine.attention.attention_backend import BACKENDS, PREFERENCE
+from setpoint.engine.kernels.device import check_device
+from setpoint.engine.kernels.kernel_registry import choose
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.triton.availability import require_triton
+from setpoint_testing.attention_problems import make_shape
 
 
 @pytest.fixture
@@ -72,3 +78,33 @@ def test_a_gpu_needs_a_compiler_and_the_headers(no_interpreter: pytest.MonkeyPat
     no_interpreter.setenv("CC", "icc")
     with pytest.raises(KernelsUnavailable, match="there is no icc"):
         require_triton(torch.bfloat16)
+
+
+def test_where_triton_attention_cannot_run_the_reference_does_and_says_why(
+    no_interpreter: pytest.MonkeyPatch,
+) -> None:
+    no_interpreter.setattr(triton.runtime, "driver", stand_in("cuda", 80))
+    no_interpreter.setattr(triton_attention, "require_device", lambda device: None)
+    shape = make_shape(8, 2, 64, 16, torch.bfloat16, torch.float8_e4m3fn)
+    chosen = choose(BACKENDS, PREFERENCE["cuda"], shape)
+    assert (chosen.name, chosen.fallback) == (
+        "torch_ref",
+        "triton: compute capability 8.0 has no fp8 of the kind e4m3; e5m2 can be in the cache",
+    )
+    no_interpreter.setattr(torch.cuda, "is_available", lambda: True)
+    no_interpreter.setattr(shutil, "which", lambda name: None)
+    no_interpreter.delenv("CC", raising=False)
+    chosen = choose(BACKENDS, PREFERENCE["cuda"], shape)
+    assert chosen.name == "torch_ref"
+    assert chosen.fallback.startswith("triton: Triton compiles its launchers with a C compiler")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_torch_cannot_drive_is_an_error_with_what_torch_is() -> None:
+    """The files of a driver are there, which is all that is known before torch is imported."""
+    with pytest.raises(ConfigError) as caught:
+        check_device(torch.device("cuda"))
+    assert str(caught.value) == (
+        f"--device cuda was asked for, but torch {torch.__version__} (built for CUDA"
+        f" {torch.version.cuda or 'none'}) sees no CUDA device here; use --device cpu, or auto."
+    )

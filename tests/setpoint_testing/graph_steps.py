@@ -3,6 +3,7 @@ once, for tests of both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.graph_sizes import GraphSizes
 from setpoint.core.plan import OWN_LENGTH
-from setpoint.engine.attention.attention_backend import AttentionShape
+from setpoint.engine.attention.attention_backend import AttentionBackend, AttentionShape
 from setpoint.engine.executor.build_runner import DTYPES, EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels import ref
@@ -61,6 +62,7 @@ def make_runner(
     dtype: str = "float64",
     sizes: GraphSizes = SIZES,
     group: Group = ALONE,
+    attention: Callable[[AttentionShape], AttentionBackend] = DenseAttention,
     **more: object,
 ) -> ModelRunner:
     """group: the ranks of the model. more: of ``EngineConfig``."""
@@ -76,7 +78,7 @@ def make_runner(
         torch.device("cpu"),
         spec.value_dim,
     )
-    runner.backends = replace(runner.backends, ops=ref.RefOps(), attention=DenseAttention(shape))
+    runner.backends = replace(runner.backends, ops=ref.RefOps(), attention=attention(shape))
     runner.graph_sizes = sizes
     allocate_rows(runner, num_rows=SLOTS * CONTEXT // PAGE, max_slots=SLOTS, context_len=CONTEXT)
     for layer in runner.pool.layers:

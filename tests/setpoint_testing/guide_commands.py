@@ -119,7 +119,15 @@ GUIDE_COMMANDS = (
             f"--attention-backend {name}",
             refused=rf"--attention-backend {name} is not supported .* NVIDIA GPUs.* take triton",
         )
-        for name in ("fa3", "trtllm_mha", "trtllm_mla", "flashinfer")
+        for name in ("trtllm_mha", "trtllm_mla")
+    ),
+    *(
+        GuideCommand(
+            WORKLOADS,
+            f"--attention-backend {name}",
+            refused=rf"--attention-backend {name} does not run on --device cpu; use torch_ref",
+        )
+        for name in ("fa3", "flashinfer")
     ),
     GuideCommand(WORKLOADS, "--schedule-conservativeness 1.2"),
     GuideCommand(WORKLOADS, "--mem-fraction-static 0.90 \\\n--max-running-requests 4096"),

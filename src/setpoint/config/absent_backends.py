@@ -3,7 +3,7 @@ and what to take instead."""
 
 from __future__ import annotations
 
-_LIBRARY = "it is a library of its own for {what}, for which there is no adapter yet; {instead}"
+_LIBRARY = "it is a library of its own for {what}, for which there is no adapter; {instead}"
 _TRITON = "take triton, Setpoint's own kernels, or leave the option out"
 _HOPPER = _LIBRARY.format(what="NVIDIA GPUs from Hopper on", instead=_TRITON)
 _BLACKWELL = _LIBRARY.format(what="NVIDIA GPUs from Blackwell on", instead=_TRITON)
@@ -12,8 +12,6 @@ _ELSEWHERE = "it is for {what}, and Setpoint runs on CPUs and NVIDIA GPUs; leave
 _AMD = _ELSEWHERE.format(what="AMD GPUs")
 
 _ATTENTION = {
-    "flashinfer": _LIBRARY.format(what="NVIDIA GPUs", instead=_TRITON),
-    "fa3": _HOPPER,
     "flashmla": _HOPPER,
     "fa4": _BLACKWELL,
     "cutlass_mla": _BLACKWELL,

@@ -8,14 +8,17 @@ from setpoint.config.pool import CPU_KERNEL_DTYPES
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCKS_INT8
 
-ONE_DEVICE = {"cpu": "cpu", "triton": "cuda"}
+ONE_DEVICE = {"cpu": "cpu", "triton": "cuda", "flashinfer": "cuda", "fa3": "cuda"}
 """Attention implementation -> the only device that it runs on."""
+PLANNED_ON_HOST = ("torch_ref", "flashinfer")
+"""Attention implementations whose steps cannot be captured as graphs."""
 OF_STEPS = ("prefill_attention_backend", "decode_attention_backend")
 
 
 def settle_attention(book: Book, device: str) -> None:
-    """Settle ``--attention-backend`` and its two forms for one kind of step. Raises ConfigError for
-    what does not run here, and for two that differ."""
+    """Settle ``--attention-backend``, which is that of steps with prompt tokens, and
+    ``--decode-attention-backend``, which is None if all steps have the same. Raises ConfigError for
+    what does not run on this device, and on a CPU for two that differ."""
     for name in ("attention_backend", *OF_STEPS):
         asked = book.get(name)
         if asked in ONE_DEVICE and ONE_DEVICE[asked] != device:
@@ -29,7 +32,7 @@ def settle_attention(book: Book, device: str) -> None:
                 "torch_ref",
                 "SGLang's torch_native is attention in plain torch, which Setpoint calls torch_ref",
             )
-    _agree(book)
+    _by_kind(book, device)
     if book.get("attention_backend") != "auto":
         return
     if device == "cpu":
@@ -42,24 +45,36 @@ def settle_attention(book: Book, device: str) -> None:
     book.put("attention_backend", "auto", why, is_news=device != "cpu")
 
 
-def _agree(book: Book) -> None:
-    """Take the implementation of one kind of step for all."""
-    asked = {
-        name: book.get(name)
-        for name in ("attention_backend", *OF_STEPS)
-        if book.get(name) not in (None, "auto")
-    }
-    if len(set(asked.values())) > 1:
-        (first, one), *others = asked.items()
-        second, other = next((name, value) for name, value in others if value != one)
+def _by_kind(book: Book, device: str) -> None:
+    """Settle which implementation each kind of step has."""
+    of_all = book.get("attention_backend")
+    prefill, decode = (book.get(name) or "auto" for name in OF_STEPS)
+    prefill, decode = (of_all if each == "auto" else each for each in (prefill, decode))
+    if prefill == decode:
+        if of_all != prefill:
+            book.put("attention_backend", prefill, "given for both kinds of steps")
+        for name in OF_STEPS:
+            if book.get(name) is not None:
+                book.put(name, None, f"all steps have {flag_of('attention_backend')}")
+        return
+    if device == "cpu":
         raise ConfigError(
-            f"{flag_of(first)} {one} and {flag_of(second)} {other} differ, and one implementation"
-            " has to serve every step, because a step may have decode and prompt tokens; give only"
-            f" --attention-backend {one}, or {other}."
+            f"{prefill} for steps with prompt tokens and {decode} for decode steps differ"
+            f" ({flag_of(OF_STEPS[0])}, {flag_of(OF_STEPS[1])}), and on a CPU steps of both kinds"
+            " are replayed from one recording; give only --attention-backend, or leave it out."
         )
-    if asked and "attention_backend" not in asked:
-        ((name, value), *_) = asked.items()
-        book.put("attention_backend", value, f"{flag_of(name)}: one serves every step")
+    both = "decode steps may have another one, because all read the same pages of the KV cache"
+    book.put("attention_backend", prefill, f"for steps with prompt tokens; {both}", is_news=True)
+    if book.get(OF_STEPS[0]) is not None:
+        book.put(OF_STEPS[0], None, f"it is {flag_of('attention_backend')}")
+    book.put(OF_STEPS[1], decode, "for steps with one token of each request", is_news=True)
+
+
+def attention_of(book: Book, kind: str) -> str:
+    """The settled implementation for "decode" or "prefill" steps."""
+    own = book.get(OF_STEPS[1]) if kind == "decode" else None
+    name: str = own or book.get("attention_backend")
+    return name
 
 
 PROMISE = (

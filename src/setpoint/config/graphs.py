@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from setpoint.config.backends import PLANNED_ON_HOST, attention_of
 from setpoint.config.decisions import Book
 from setpoint.config.groups.graphs import KINDS
 from setpoint.config.hardware import Hardware
@@ -125,8 +126,8 @@ def _switched_off(book: Book, kind: str) -> str:
         return "--disable-cuda-graph"
     if book.get(f"disable_{kind}_cuda_graph"):
         return f"--disable-{kind}-cuda-graph"
-    if book.get("attention_backend") == "torch_ref":
-        return "--attention-backend torch_ref plans each step on the host"
+    if (attention := attention_of(book, kind)) in PLANNED_ON_HOST:
+        return f"--attention-backend {attention} plans each step on the host"
     if book.get(_names(kind)[0]) == "disabled":
         return f"--cuda-graph-backend-{kind} disabled"
     return ""

@@ -58,7 +58,8 @@ def memory_model(
     on_cpu = options.execution.device == "cpu"
     kernels = on_cpu and options.model.dtype in CPU_KERNEL_DTYPES
     if attention is None:
-        attention = options.execution.attention_backend
+        kinds = options.execution.attention_backend, options.execution.decode_attention_backend
+        attention = " and ".join(kind for kind in kinds if kind not in (None, "auto")) or "auto"
     if attention == "auto":
         attention = "torch_ref"
         if not on_cpu:
@@ -77,7 +78,7 @@ def memory_model(
         blocks_kept=keeps_blocks(options, model),
         kv_element_bytes=config.kv_element_bytes,
         head_copied=(kernels or options.model.quantization in ROUNDED) and model.pooling is None,
-        reference_attention=attention == "torch_ref",
+        reference_attention="torch_ref" in attention,  # the engine may have two backends
         page_size=config.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,

@@ -138,8 +138,8 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         ),
         Missing(
             "attention_backend",
-            "the guide names fa3, trtllm or flashinfer by GPU generation; this version has its own"
-            " kernels in Triton",
+            "the guide names fa3, trtllm or flashinfer by GPU generation; Setpoint has its own"
+            " kernels in Triton, and takes fa3 and flashinfer if they are installed and named",
             value="as the device needs",
         ),
     ),

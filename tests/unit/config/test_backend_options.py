@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from resolving import CPU, GPU, decide, reason
+from resolving import CPU, GPU, SPEC, decide, reason
 
 from setpoint.config.absent_backends import REFUSED_BACKENDS
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
+from setpoint.launch.child.mapping import engine_config
 
 
 def test_the_choice_on_a_gpu_is_said_in_the_log() -> None:
@@ -22,38 +23,79 @@ def test_the_choice_on_a_gpu_is_said_in_the_log() -> None:
     assert not reason(decide(), "attention_backend").is_news
 
 
-def test_triton_is_for_gpus() -> None:
-    config = decide(Options.of(attention_backend="triton"), GPU)
-    assert config.options.execution.attention_backend == "triton"
-    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-        flag = f"--{name.replace('_', '-')}"
-        with pytest.raises(ConfigError, match=f"{flag} triton does not run on --device cpu"):
-            decide(Options.of(**{name: "triton"}))
+@pytest.mark.parametrize("name", ["triton", "flashinfer", "fa3"])
+def test_some_are_for_gpus(name: str) -> None:
+    config = decide(Options.of(attention_backend=name), GPU)
+    assert config.options.execution.attention_backend == name
+    for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        flag = f"--{field.replace('_', '-')}"
+        with pytest.raises(ConfigError, match=f"{flag} {name} does not run on --device cpu"):
+            decide(Options.of(**{field: name}))
 
 
-def test_one_kind_of_step_decides_for_all() -> None:
-    config = decide(Options.of(decode_attention_backend="torch_native"), GPU)
-    assert config.options.execution.attention_backend == "torch_ref"
-    assert reason(config, "attention_backend").why == (
-        "--decode-attention-backend: one serves every step"
-    )
-    both = Options.of(prefill_attention_backend="triton", attention_backend="triton")
-    assert decide(both, GPU).options.execution.attention_backend == "triton"
+def engine(**asked: str) -> tuple[str, str | None, bool, bool]:
+    """The implementations that the engine gets, and whether it has graphs of decode steps and of
+    others."""
+    config = decide(Options.of(**asked), GPU)
+    got, sizes = engine_config(config, SPEC, "m"), config.graph_sizes
+    found = got.attention_backend, got.decode_attention_backend
+    return (*found, bool(sizes.rows), bool(sizes.tokens))
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("asked", "expected"),
     [
-        {"prefill_attention_backend": "triton", "decode_attention_backend": "torch_ref"},
-        {"attention_backend": "triton", "decode_attention_backend": "torch_native"},
+        ({}, ("auto", None, True, True)),
+        ({"attention_backend": "fa3"}, ("fa3", None, True, True)),
+        ({"attention_backend": "flashinfer"}, ("flashinfer", None, False, False)),
+        (
+            {"prefill_attention_backend": "fa3", "decode_attention_backend": "fa3"},
+            ("fa3", None, True, True),
+        ),
+        (
+            {"prefill_attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
+            ("fa3", "flashinfer", False, True),
+        ),
+        (
+            {"attention_backend": "flashinfer", "decode_attention_backend": "triton"},
+            ("flashinfer", "triton", True, False),
+        ),
+        ({"decode_attention_backend": "torch_native"}, ("auto", "torch_ref", False, True)),
+        ({"prefill_attention_backend": "flashinfer"}, ("flashinfer", "auto", True, False)),
+        (
+            {"attention_backend": "triton", "prefill_attention_backend": "triton"},
+            ("triton", None, True, True),
+        ),
     ],
 )
-def test_two_that_differ_are_refused_with_the_reason(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"triton and --decode-attention-backend torch_ref differ, .* because a step may have",
+def test_each_kind_of_step_may_have_its_own(
+    asked: dict[str, str], expected: tuple[str, str | None, bool, bool]
+) -> None:
+    assert engine(**asked) == expected
+
+
+def test_two_kinds_are_said_in_the_log() -> None:
+    asked = Options.of(prefill_attention_backend="fa3", decode_attention_backend="triton")
+    config = decide(asked, GPU)
+    for name, words in (
+        ("attention_backend", "for steps with prompt tokens; decode steps may have another one"),
+        ("decode_attention_backend", "for steps with one token of each request"),
     ):
-        decide(Options.of(**options), GPU)
+        assert words in reason(config, name).why
+        assert reason(config, name).is_news
+
+
+def test_on_a_cpu_two_that_differ_are_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"cpu for steps .* and torch_ref for .* one recording"):
+        decide(Options.of(attention_backend="cpu", decode_attention_backend="torch_native"))
+
+
+def test_why_there_are_no_graphs() -> None:
+    config = decide(Options.of(decode_attention_backend="flashinfer"), GPU)
+    for name in ("cuda_graph_backend_decode", "cuda_graph_backend_prefill"):
+        assert ("flashinfer plans each step on the host" in reason(config, name).why) == (
+            name == "cuda_graph_backend_decode"
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from setpoint.config.groups.declare import Option, Range
 from setpoint.core.errors import ConfigError
 
 GROUP = "Execution"
-ATTENTION_BACKENDS = ("auto", "torch_ref", "torch_native", "cpu", "triton")
+ATTENTION_BACKENDS = ("auto", "torch_ref", "torch_native", "cpu", "triton", "flashinfer", "fa3")
 
 
 class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Attention implementation: torch_ref is the reference in plain torch and runs"
             " everywhere (SGLang's name torch_native means the same); cpu is C++ for x86; triton is"
-            " for GPUs.",
+            " for GPUs. flashinfer and fa3 call the packages flashinfer-python and sglang-kernel,"
+            " which have to be installed; neither has been tried on a GPU.",
             choices=ATTENTION_BACKENDS,
         ),
     ] = "auto"
@@ -38,8 +39,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Attention implementation of steps with prompt tokens; only that of all steps"
-            " (--attention-backend).",
+            "Attention implementation of steps with prompt tokens, if not --attention-backend. On a"
+            " GPU it may differ from that of decode steps.",
             choices=ATTENTION_BACKENDS,
         ),
     ] = None
@@ -47,8 +48,8 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             GROUP,
-            "Attention implementation of decode steps; only that of all steps"
-            " (--attention-backend).",
+            "Attention implementation of decode steps, if not --attention-backend. On a GPU it may"
+            " differ from that of steps with prompt tokens.",
             choices=ATTENTION_BACKENDS,
         ),
     ] = None

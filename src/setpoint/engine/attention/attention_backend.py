@@ -143,6 +143,8 @@ BACKENDS = {
     "torch_ref": "setpoint.engine.attention.torch_ref:create",
     "cpu": "setpoint.engine.attention.cpu_attention:create",
     "triton": "setpoint.engine.attention.triton_attention:create",
+    "flashinfer": "setpoint.engine.attention.flashinfer_attention:create",
+    "fa3": "setpoint.engine.attention.fa3_attention:create",
 }
 """Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``. The factory raises
 KernelsUnavailable with the reason if the backend cannot run."""
@@ -152,8 +154,8 @@ PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("triton", "torch_ref")}
 
 
 def choose_attention(name: str, shape: AttentionShape) -> ChosenKernel[AttentionBackend]:
-    """The named backend or, for "auto", the best one that runs. Raises ConfigError if the named one
-    is unknown or cannot run."""
+    """The named backend or, for "auto", the best one that runs; a library's only if it is named.
+    Raises ConfigError if the named one is unknown or cannot run."""
     if name == "auto":
         return choose(BACKENDS, PREFERENCE[shape.device.type], shape)
     if name not in BACKENDS:

@@ -25,6 +25,7 @@ from setpoint.engine.attention.attention_backend import (
     AttentionShape,
     choose_attention,
 )
+from setpoint.engine.attention.split_attention import SplitAttention
 from setpoint.engine.executor.trial import check_logits
 from setpoint.engine.kernels.cpu.build import is_emulated, why_no_better
 from setpoint.engine.kernels.cpu.choices import summary
@@ -71,6 +72,8 @@ class EngineConfig:
     device: str = "cpu"
     page_size: int = 1
     attention_backend: str = "auto"
+    decode_attention_backend: str | None = None
+    """That of decode steps; None: the same."""
     model_impl: str = "auto"
     """"setpoint", "transformers", or "auto": transformers only if Setpoint does not know the
     architecture."""
@@ -201,7 +204,19 @@ def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Cho
     return _Chosen(
         choose_ops(device, dtype),
         choose_linear(device, dtype, config.quantization),
-        choose_attention(config.attention_backend, shape),
+        _attention(config, shape),
+    )
+
+
+def _attention(config: EngineConfig, shape: AttentionShape) -> ChosenKernel[AttentionBackend]:
+    chosen = choose_attention(config.attention_backend, shape)
+    if config.decode_attention_backend is None:
+        return chosen
+    decode = choose_attention(config.decode_attention_backend, shape)
+    return ChosenKernel(
+        f"{chosen.name} and, for decode steps, {decode.name}",
+        SplitAttention(chosen.impl, decode.impl),
+        "; ".join(filter(None, (chosen.fallback, decode.fallback))),
     )
 
 

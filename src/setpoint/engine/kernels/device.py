@@ -110,6 +110,14 @@ def accelerator_name(device: torch.device) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
+def compute_capability(device: torch.device) -> int:
+    """Compute capability of an NVIDIA GPU, times ten; 0 for another device."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def marker(device: torch.device) -> Callable[[], Mark]:
     """A function that marks the present point of the device's work: with the time on the CPU, with
     an event on a GPU."""

@@ -28,6 +28,7 @@ from setpoint.core.graph_sizes import NO_GRAPHS
 from setpoint.core.lack import Lack
 from setpoint.core.limits import logits_rows
 from setpoint.core.progress import report
+from setpoint.engine.attention.split_attention import of_kind
 from setpoint.engine.kernels.device import give_back, lack_of
 from setpoint.engine.kernels.graphs import make_graphs
 from setpoint.engine.kernels.program import NotCapturable
@@ -84,20 +85,23 @@ class GraphWay:
             raise NotCapturable("it is switched off")
         self._pass = forward_pass
         self._backends = backends
-        plans_on_host = not backends.attention.is_capturable
-        self._agree("its attention plans each step on the host" if plans_on_host else "")
+        decodes, extends = (
+            of_kind(backends.attention, is_decode=each).is_capturable for each in (True, False)
+        )
+        can = (sizes.rows and decodes) or (sizes.tokens and extends)
+        self._agree("" if can else "its attention plans each step on the host")
         self._graphs = make_graphs(forward_pass.device)
         self.why_partly_eager = ""
         most = len(forward_pass.block.rows.slots)
         most_logits = logits_rows(forward_pass.device.type) if with_head else 0
         self._decode = self._capture_all(
             DECODE,
-            [size for size in sizes.rows if size <= most],
+            [size for size in sizes.rows if size <= most and decodes],
             lambda size: self._capture(size, size, with_logits=size <= most_logits),
         )
         self._extend = self._capture_all(
             PREFILL,
-            sizes.tokens,
+            sizes.tokens if extends else (),
             # Fewer rows than tokens, because as many would be those of a decode step. A row of a
             # step that is none has several tokens, so no step has more rows than that.
             lambda size: self._capture(size, min(size - 1, most), with_logits=False),

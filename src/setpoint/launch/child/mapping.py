@@ -50,6 +50,7 @@ def engine_config(
         device=options.execution.device,
         page_size=config.page_size,
         attention_backend=options.execution.attention_backend,
+        decode_attention_backend=options.execution.decode_attention_backend,
         model_impl=options.model.model_impl,
         num_threads=config.num_threads,
         seed=config.random_seed,
