@@ -100,8 +100,8 @@ def _dependence(book: Book, device: str) -> str:
     """What makes a row's bits depend on its batch, or may do so; "" if nothing is known to."""
     if device != "cpu":
         return (
-            "on a GPU, attention, norms and sampling do not depend on a row's batch, but the"
-            " products of cuBLAS do, and there is no product yet that does not"
+            "on a GPU, attention in Triton, norms and sampling do not depend on a row's batch, but"
+            " the products of cuBLAS do, and there is no product yet that does not"
         )
     if book.get("quantization") == BLOCKS_INT8:
         return f"--quantization {BLOCKS_INT8} multiplies 24 rows and more in another way"
