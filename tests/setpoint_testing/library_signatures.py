@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 import zipfile
+from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ CALLED = {
 """File of a wheel -> names in it."""
 
 
+@cache
 def recorded(name: str) -> Signature:
     """The signature of a function or method by this name."""
     _, parameters = json.loads(RECORDED.read_text())[name]

@@ -121,7 +121,9 @@ def test_what_is_promised_about_bits() -> None:
         decision = reason(decide(hardware=hardware), "enable_deterministic_inference")
         assert (decision.value, decision.warn) == (False, False)
         assert words in decision.why
-    with pytest.raises(ConfigError, match=r"cannot be promised here: on a GPU, attention in Triton, norms"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be promised here: on a GPU, attention in Triton, norms"
+    ):
         decide(asked, GPU)
 
 
