@@ -89,7 +89,7 @@ class Step:
 
     batch: AttentionBatch
     plans: dict[Kind, Plans] = field(default_factory=dict)
-    """Those of the kinds that the group's layers have had so far."""
+    """The plans of the kinds that the group's layers have had so far."""
 
 
 class FlashInferAttention:

@@ -73,7 +73,7 @@ class EngineConfig:
     page_size: int = 1
     attention_backend: str = "auto"
     decode_attention_backend: str | None = None
-    """That of decode steps; None: the same."""
+    """Backend of decode steps; None: the same."""
     model_impl: str = "auto"
     """"setpoint", "transformers", or "auto": transformers only if Setpoint does not know the
     architecture."""
