@@ -41,9 +41,10 @@ from setpoint_testing.tiny_models import draw
 
 PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
-TOLERANCES = {"float32": 4e-5, "float64": 1e-9}
+TOLERANCES = {"float32": 6e-5, "float64": 1e-9}
 """Dtype -> upper limit of the largest difference of a logit, divided by the spread of the
-logits."""
+logits. The rounding of float32 differs between processors: 4.2e-5 is the most that was seen, where
+float64 differs by 3e-14."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
 TIED_SCALE = np.float32(0.2)
