@@ -8,6 +8,7 @@
 #                 there is no network; then the quick ones on every other Python from 3.11 to 3.13 that is
 #                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
 #   make quick    of these, the tests that your change can break (BASE=main)
+#   make gpu      the tests that need an NVIDIA GPU, on one: kernels, goldens, graphs, servers
 #   make durations  the test suite, and from it the order in which the next runs start the files
 #   make check    format, lint, types, architecture
 #
@@ -30,7 +31,7 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: help serve test quick durations full check types lint clean
+.PHONY: help serve test quick gpu durations full check types lint clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -49,6 +50,10 @@ test: $(DEV)
 # The tests that can break by what differs from BASE, the branch main if it is not given.
 quick: $(DEV)
 	$(BIN)/pytest $(QUICK) $$($(BIN)/python scripts/tests_of_diff.py $(BASE))
+
+# Elsewhere Triton is interpreted (tests/conftest.py).
+gpu: $(DEV)
+	TRITON_INTERPRET=0 $(BIN)/pytest --timeout-method thread -m "gpu and not full" tests/gpu
 
 durations: $(DEV)
 	$(BIN)/pytest $(QUICK) --junitxml $(VENV)/report.xml

@@ -1,0 +1,151 @@
+"""What is to be measured on a GPU, rehearsed on a CPU: parts are cut, killed and resumed, and what they have
+found until then is in valid files beside aims and predictions."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu.models import GPT_OSS, LLAMA_8B, QWEN3_0_6B, V2_LITE
+from gpu.results import AIMS, Part, Results, end_of, read, table, verdict
+from gpu.run_all import PARTS, run_part
+
+from gpu import run_all, steps, throughput
+from setpoint_testing.server_process import wait_until
+
+SCRIPT = Path(run_all.__file__)
+PATIENCE_S = 300.0
+
+
+def test_aims_are_of_results_that_there_will_be() -> None:
+    names = {steps.decode_name(LLAMA_8B, *each) for each in steps.DECODES}
+    names |= {steps.not_hidden_name(LLAMA_8B, rows) for rows, _ in steps.DECODES}
+    names |= {
+        steps.decode_name(name, *each) for name in (GPT_OSS, V2_LITE) for each in steps.OF_MIXTURES
+    }
+    names |= {steps.prefill_name(LLAMA_8B, 8192), steps.graphs_name(LLAMA_8B)}
+    names |= {throughput.offline_name(name, 256) for name in (QWEN3_0_6B, LLAMA_8B)}
+    assert AIMS.keys() <= names | {throughput.many_rows_name(1024, 1000)}
+
+
+def test_the_smaller_time_and_the_larger_rate_are_better() -> None:
+    time, rate = "Llama-3.1-8B bf16, 1 row at 1,024", "Qwen3-0.6B bf16, 256 requests"
+    assert [verdict(time, value, "ms") for value in (4.0, 4.1, 4.3, 4.6, 4.7)] == [
+        "good", "good", "first", "first", "missed",
+    ]  # fmt: skip
+    assert [verdict(rate, value, "tok/s") for value in (25e3, 24e3, 20e3, 18e3, 17e3)] == [
+        "good", "good", "first", "first", "missed",
+    ]  # fmt: skip
+
+
+def test_the_table_has_values_beside_predictions_and_aims(tmp_path: Path) -> None:
+    out = Results(tmp_path, "steps", rehearsal=False)
+    out.add("Llama-3.1-8B bf16, 1 row at 1,024", 9.0, "ms", predicted=3.7)
+    out.add("Llama-3.1-8B bf16, 1 row at 1,024", 4.25, "ms", predicted=3.7)
+    out.add("a share", 71.0, "%", microseconds=12.3)
+    out.attempt("another", lambda: out.add("before", 1) or 1 / 0)
+    end_of(tmp_path, "steps", "done", seconds=61.0, compiled=3, rehearsal=False)
+    part = read(tmp_path, "steps")
+    assert part is not None
+    assert part.is_done
+    lines = table([part]).splitlines()
+    assert "## steps (done, 61 s, kernels compiled: 3)" in lines
+    assert lines[-6:-1] == [
+        "|---|---|---|---|---|---|",
+        "| Llama-3.1-8B bf16, 1 row at 1,024 | 4.25 ms | 3.70 ms | 4.60 ms | 4.10 ms | first |",
+        "| a share | 71.0 % (12.3 µs) |  |  |  |  |",
+        "| before | 1.00 |  |  |  |  |",
+        "| another | failed: ZeroDivisionError: division by zero |  |  |  |  |",
+    ]
+
+
+def test_a_rehearsal_is_marked_and_has_neither_aims_nor_predictions(tmp_path: Path) -> None:
+    out = Results(tmp_path, "steps", rehearsal=True)
+    out.add("Llama-3.1-8B bf16, 1 row at 1,024", 9.0, "ms", predicted=3.7)
+    part = read(tmp_path, "steps")
+    assert part is not None
+    assert not part.is_done
+    text = table([part])
+    assert text.startswith("# A rehearsal: nothing here says how fast anything is\n")
+    assert "| Llama-3.1-8B bf16, 1 row at 1,024 | 9.00 ms |  |  |  |  |" in text
+
+
+def test_a_part_that_never_began_is_in_the_table(tmp_path: Path) -> None:
+    end_of(tmp_path, "sweeps", "not begun: no time was left", rehearsal=False)
+    assert "## sweeps (not begun: no time was left)" in table([read(tmp_path, "sweeps")])  # type: ignore[list-item]
+
+
+def test_a_part_is_cut_at_its_limit(tmp_path: Path) -> None:
+    run_part("steps", tmp_path, limit_s=0.5, rehearse=True)
+    part = read(tmp_path, "steps")
+    assert isinstance(part, Part)
+    assert part.found["state"] == "cut at its limit"
+    assert part.found["seconds"] < 60
+
+
+def results_of(path: Path) -> list[dict[str, Any]]:
+    """What the file of a part has now, which is valid at any moment."""
+    return json.loads(path.read_text())["results"] if path.exists() else []
+
+
+def is_running(part: str, out: Path) -> bool:
+    """Whether a part with results in this folder still runs."""
+    command = f"gpu.part\0{part}\0{out}".encode()
+    return any(
+        command in process.read_bytes()
+        for process in Path("/proc").glob("[0-9]*/cmdline")
+        if process.parent.exists()
+    )
+
+
+def test_a_killed_run_leaves_valid_files_and_is_resumed(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path), "--only"]
+    command += ["rates", "steps"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_until(lambda: results_of(tmp_path / "steps.json"), timeout_s=PATIENCE_S)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not is_running("steps", tmp_path))
+    before = (tmp_path / "rates.json").read_text()
+    assert read(tmp_path, "rates").is_done  # type: ignore[union-attr]
+    assert not read(tmp_path, "steps").is_done  # type: ignore[union-attr]
+    assert "## rates (done" in (tmp_path / "results.md").read_text()
+
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "rates.json").read_text() == before
+    for name in ("rates", "steps"):
+        assert read(tmp_path, name).is_done, name  # type: ignore[union-attr]
+        assert not any(str(each["value"]).startswith("failed") for each in results_of(
+            tmp_path / f"{name}.json"
+        ))  # fmt: skip
+    assert (tmp_path / "results.md").read_text() == done.stdout[done.stdout.index("#") : -1]
+    names = [each["name"] for each in results_of(tmp_path / "steps.json")]
+    assert "Llama-3.1-8B bf16, prefill of 32" in names
+    assert any("a whole step, by the host" in name for name in names)
+    assert not list(tmp_path.glob(".*")), "no file is left half-written"
+
+
+def test_every_part_has_a_limit_and_all_fit_into_ten_minutes() -> None:
+    assert sum(PARTS.values()) <= 600
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_everything_is_rehearsed(tmp_path: Path) -> None:
+    """Every part's code, on a CPU; the tests of tests/gpu among them."""
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    for name in PARTS:
+        values = {each["name"]: each["value"] for each in results_of(tmp_path / f"{name}.json")}
+        assert len(values) > 2, name
+        assert not [each for each in values.values() if str(each).startswith("failed")], name
+        if name in ("kernels", "goldens"):
+            assert values["tests that failed"] == 0
+            assert values["tests that passed"] > 40
