@@ -159,5 +159,7 @@ def _number(value: float | str | None, unit: str) -> str:
         return ""
     if isinstance(value, str):
         return value.replace("|", "/").replace("\n", " ")
+    if isinstance(value, int):
+        return f"{value:,}"
     digits = max(0, 2 - int(math.log10(abs(value)))) if abs(value) >= 1e-2 else 4
     return f"{value:,.{digits}f} {unit}".rstrip()
