@@ -280,7 +280,7 @@ def fits(spec: ModelSpec, form: Form, step: Step, chip: Chip) -> bool:
 
 
 def spec_of(name: str, *, tiny: bool = False) -> ModelSpec:
-    """The spec of a model of ``gpu.models``."""
+    """The spec of one of the models of CONFIGS."""
     with tempfile.TemporaryDirectory() as folder:
         return read_spec(write_model(Path(folder), name, tiny=tiny))
 

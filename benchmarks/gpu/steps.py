@@ -80,12 +80,12 @@ def _measure(
     if out.rehearsal:
         at, profiled = tuple({(min(rows, 3), 24): None for rows, _ in at}), 3 if profiled else 0
     new = 32 if out.rehearsal else PREFILL.new
-    longest = max(new if prefill else 0, *(length for _, length in at)) + 4 * TIMED
+    decoded = max(length for _, length in at) + 2 * (WARM + TIMED + ALONE + PROFILED)
     began = time.perf_counter()
-    subject = _start(out, name, slots=max(rows for rows, _ in at), length=longest)
+    subject = _start(out, name, length=max(new if prefill else 0, decoded))
+    batch, spec = _Batch(subject, max(rows for rows, _ in at), decoded), spec_of(name)
     out.add(f"{name}: start", time.perf_counter() - began, "s")
     _about_start(out, name, subject.executor.runner)
-    batch, spec = _Batch(subject), spec_of(name)
     for rows, length in at:
         label = decode_name(name, rows, length)
         predicted = step_s(spec, BF16, Step(rows, length), H200)
@@ -105,12 +105,13 @@ def _measure(
     subject.executor.shutdown()
 
 
-def _start(out: Results, name: str, *, slots: int, length: int) -> Subject:
+def _start(out: Results, name: str, *, length: int) -> Subject:
+    """The model, with room for one sequence."""
     folder = write_model(out.folder / "models", name, tiny=out.rehearsal)
     arguments = [str(folder), "--load-format", "dummy", "--device", device().type]
     arguments += ["--context-length", str(length), "--log-level", "info"]
     line = parse(COMMANDS["bench one-batch"], arguments)
-    return bare_engine(line, read_environment(os.environ), num_slots=slots, length=length)
+    return bare_engine(line, read_environment(os.environ), num_slots=1, length=length)
 
 
 def _about_start(out: Results, name: str, runner: ModelRunner) -> None:
@@ -134,9 +135,17 @@ class _Batch:
     """Sequences whose keys and values are whatever the pool holds: a step takes as long with them
     as with others."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._pages = subject.executor.runner.slots.context_len // subject.page_size
+    def __init__(self, subject: Subject, rows: int, length: int) -> None:
+        """Make room for ``rows`` sequences of ``length`` tokens, or for one as long as the context,
+        and capture steps of so many rows."""
+        runner, self._subject = subject.executor.runner, subject
+        self._pages = -(-length // subject.page_size)
+        self._most = -(-runner.slots.context_len // subject.page_size)
+        runner.allocate(
+            num_pages=max(rows * self._pages, self._most) * subject.num_groups,
+            max_slots=rows,
+            context_len=runner.slots.context_len,
+        )
         self._step_id = 0
         self._rng = np.random.default_rng(0)
         self._first: StepPlan | None = None
@@ -145,7 +154,7 @@ class _Batch:
         """Let the next step decode the last of ``length`` known tokens in each row."""
         plan = self._plan()
         for slot in range(rows):
-            self._admit(plan, slot, length)
+            self._admit(plan, slot, length, self._pages)
             plan.add_row(slot, slot, length - 1, 1, 1)
         self._first = plan.build()
 
@@ -191,7 +200,7 @@ class _Batch:
     def prefill(self, length: int) -> float:
         """Seconds of a step with all tokens of one prompt."""
         plan = self._plan()
-        self._admit(plan, 0, length)
+        self._admit(plan, 0, length, self._most)
         plan.add_row(0, 0, 0, length, 1)
         built, begin = plan.build(), time.perf_counter()
         self.run(built)
@@ -202,10 +211,10 @@ class _Batch:
     def release(self, rows: int) -> None:
         self.run(self._plan().build(releases=tuple(range(rows))))
 
-    def _admit(self, plan: PlanBuilder, slot: int, length: int) -> None:
+    def _admit(self, plan: PlanBuilder, slot: int, length: int, pages: int) -> None:
         ids = self._rng.integers(0, self._subject.vocab_size, length).astype(np.int32)
         plan.admits.append(Admit(slot, slot, ids, length, GREEDY, seed=0))
-        plan.map_own_rows(slot, self._pages, first=slot * self._pages)
+        plan.map_own_rows(slot, pages, first=slot * pages)
 
     def _plan(self) -> PlanBuilder:
         self._step_id += 1

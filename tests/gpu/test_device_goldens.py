@@ -41,7 +41,7 @@ def reference_of(folder: Path) -> ModelRunner:
 def test_logits_are_those_of_the_reference(
     family: str, dtype: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """In bf16, rounding may choose other experts, and other tokens from then on; so only the first
+    """Rounding to bf16 may choose other experts, and other tokens from then on; so only the first
     logits are compared, and no mixtures."""
     if dtype == "bfloat16" and family in MIXTURES:
         pytest.skip("rounding may choose other experts")

@@ -42,7 +42,7 @@ HEADS = {
 """Query heads, key/value heads, size of a head, latent rank."""
 ROWS = {
     "decode": (Row(1, 1), Row(1, 129), Row(1, 1100), Row(1, 5000)),
-    "mixed": random_rows(3, 12, 2000),
+    "mixed": random_rows(3, 12, 1000),
     "chunk": (Row(700, 1200), Row(33, 33)),
 }
 SHORT = {

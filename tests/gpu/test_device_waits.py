@@ -86,6 +86,7 @@ def generate(driver: Driver, which: list[int], *, masked: bool) -> list[list[int
     return [each.token_ids.tolist() for each in results]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", [*range(len(KINDS)), ALL])
 @pytest.mark.parametrize("with_graphs", [True, False])
 def test_a_decode_loop_never_waits(kind: int | str, with_graphs: bool, tmp_path: Path) -> None:

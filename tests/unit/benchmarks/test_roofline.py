@@ -85,7 +85,7 @@ def test_a_prefill_of_8k_is_141_tflop_with_the_logits_of_every_token() -> None:
 
 
 def test_a_layer_launches_what_a_layer_launches() -> None:
-    """As ``tests/gpu_kernels/test_launches.py`` has it: ten kernels, four of them products."""
+    """Ten kernels, four of them products: what ``tests/gpu_kernels/test_launches.py`` has."""
     spec = spec_of(LLAMA_8B)
     count = Counter()
     for each in kernels(spec, BF16, Step(64, 1536)):
