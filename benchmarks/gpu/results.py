@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,8 @@ the time that they allow."""
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file as a whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a file as a whole. One process at a time writes to it."""
+    partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
 

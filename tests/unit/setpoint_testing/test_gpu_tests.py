@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[3]
 def test_without_a_gpu_they_are_skipped() -> None:
     given = {name: value for name, value in os.environ.items() if name != "REHEARSE_GPU_TESTS"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/gpu"],
+        [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "tests/gpu"],
         cwd=REPOSITORY,
         env=given,
         capture_output=True,
