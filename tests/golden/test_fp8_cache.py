@@ -16,6 +16,7 @@ from test_cpu_attention import (
     Case,
     Problem,
     Row,
+    bound,
     make_problem,
     random_rows,
 )
@@ -24,8 +25,17 @@ from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
 from setpoint_testing.against_transformers import write_tiny
+from setpoint_testing.attention_problems import relative_error
 from setpoint_testing.cpu_levels import LEVELS, all_levels, each_level
-from setpoint_testing.fp8_numbers import KINDS, LARGEST, hard_numbers, nearest, stored
+from setpoint_testing.fp8_numbers import (
+    KINDS,
+    LARGEST,
+    SCALES,
+    hard_numbers,
+    nearest,
+    quotients,
+    stored,
+)
 from setpoint_testing.operation_cases import BF16, FP32
 from setpoint_testing.tiny_models import write_tiny_llama
 
@@ -42,6 +52,38 @@ def test_every_number_is_stored_as_the_nearest(
         codes = stored(ops, values, kind)
         assert torch.equal(codes[~nan], expected[~nan])
         assert codes[nan].view(kind).isnan().all()
+
+
+@all_levels
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_numbers_are_divided_by_their_scale(
+    dtype: torch.dtype, kind: torch.dtype, levels: list[str]
+) -> None:
+    values = hard_numbers().to(dtype)
+    for scale in SCALES:
+        quotient = quotients(values, scale)
+        expected, nan = nearest(quotient, kind), quotient.isnan()
+        for ops in (RefOps(), *(cpu_ops.create(dtype, level=level) for level in levels)):
+            codes = stored(ops, values, kind, scale)
+            assert torch.equal(codes[~nan], expected[~nan]), scale
+            assert codes[nan].view(kind).isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@each_level
+def test_scales_multiply_what_is_read(level: str, kind: torch.dtype) -> None:
+    """In powers of two, by which no rounding differs: of V also the results."""
+    for number, case in enumerate(CASES):
+        variant = list(VARIANTS)[number % len(VARIANTS)]
+        for dtype in (FP32, BF16):
+            problem = make_problem(case, dtype, kind, variant)
+            plain, scale = problem.run_on_cpu(level), problem.variant.scale
+            problem.variant = replace(problem.variant, scale=scale / 8.0, k_scale=8.0, v_scale=0.25)
+            assert torch.equal(problem.run_on_cpu(level), plain * 0.25), (case, dtype)
+    problem.variant = replace(problem.variant, k_scale=0.37, v_scale=1.7)
+    error = relative_error(problem.run_on_cpu(level), problem.reference())
+    assert error < bound(case, dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

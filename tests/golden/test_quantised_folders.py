@@ -267,17 +267,14 @@ def test_a_folder_may_leave_modules_as_they_are(tmp_path: Path, models: dict[str
         read_spec(quantised)
 
 
-def test_biases_of_zeros_and_scales_of_the_cache_are_not_used(
-    tmp_path: Path, models: dict[str, Path]
-) -> None:
+def test_biases_of_zeros_are_not_used(tmp_path: Path, models: dict[str, Path]) -> None:
     quantised, plain = quantise(models["llama"], tmp_path, "gptq")
     file, layer = quantised / "model.safetensors", "model.layers.0.self_attn"
     tensors = load_file(file)
-    tensors |= {f"{layer}.o_proj.bias": torch.zeros(64), f"{layer}.k_scale": torch.tensor(0.5)}
+    tensors |= {f"{layer}.o_proj.bias": torch.zeros(64)}
     save_file(tensors, file, {"format": "pt"})
     kept = runner_of(quantised)
     assert torch.equal(logits_of(kept, 9), logits_of(runner_of(plain), 9))
-    assert "1 have a scale for the KV cache that is not used" in kept.report.weights
     tensors[f"{layer}.o_proj.bias"][3] = 1
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"o_proj.bias' in .* does not belong to this"):

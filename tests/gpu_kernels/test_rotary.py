@@ -9,7 +9,16 @@ import torch
 
 from setpoint.engine.kernels.ref import RefOps
 from setpoint_testing import interpreted_triton as interpreted_triton
-from setpoint_testing.fp8_numbers import E4M3, E5M2, KINDS, hard_numbers, nearest, stored
+from setpoint_testing.fp8_numbers import (
+    E4M3,
+    E5M2,
+    KINDS,
+    SCALES,
+    hard_numbers,
+    nearest,
+    quotients,
+    stored,
+)
 from setpoint_testing.operation_cases import (
     BF16,
     FP32,
@@ -46,13 +55,15 @@ class Rotation:
         self.cos_sin = angles_of(rotary)
         self.positions = torch.randint(0, 1000, (tokens,))
         self.kv_index = 16 + torch.randperm(16 * 40)[:tokens]
+        self.scales = (0.4, 1.3) if kind in KINDS else ()
         self.empty = torch.full((41, 16, kv_heads, size), torch.nan).to(kind)
 
     def run(self, ops: Any, tokens: slice = slice(None)) -> tuple[torch.Tensor, ...]:
         q, k, v = self.merged[tokens].clone().split(self.split, dim=1)
         caches = self.empty.clone(), self.empty.clone()
         q = ops.rope_and_store(
-            q, k, v, self.cos_sin, self.positions[tokens], *caches, self.kv_index[tokens]
+            *(q, k, v, self.cos_sin, self.positions[tokens]),
+            *(*caches, self.kv_index[tokens], *self.scales),
         )
         return q, *caches
 
@@ -111,8 +122,9 @@ def test_padding_is_neither_rotated_nor_stored() -> None:
 def test_a_key_is_rounded_to_its_own_type_first(kind: torch.dtype) -> None:
     problem = Rotation((8, 8, 64, 64, 40), BF16, kind)
     problem.merged[:, 8:16] = problem.merged[:, :8]
+    problem.scales = (0.5, 1.0)
     q, keys, _ = problem.run(OPS)
-    assert torch.equal(bits(keys.flatten(0, 1)[problem.kv_index]), bits(q.to(kind)))
+    assert torch.equal(bits(keys.flatten(0, 1)[problem.kv_index]), bits((q * 2).to(kind)))
 
 
 @pytest.mark.cases(1)
@@ -126,6 +138,21 @@ def test_every_number_is_stored_as_the_nearest(kind: torch.dtype, dtype: torch.d
     assert codes[nan].view(kind).isnan().all()
 
 
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_numbers_are_divided_by_their_scale(
+    kind: torch.dtype, dtype: torch.dtype, scale: float
+) -> None:
+    values = hard_numbers().to(dtype)
+    quotient = quotients(values, scale)
+    expected, nan = nearest(quotient, kind), quotient.isnan()
+    codes = stored(OPS, values, kind, scale)
+    assert torch.equal(codes[~nan], expected[~nan])
+    assert codes[nan].view(kind).isnan().all()
+
+
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("size", LATENTS, ids=str)
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -134,12 +161,12 @@ def test_every_number_is_stored_as_the_nearest(kind: torch.dtype, dtype: torch.d
 def test_latent_vectors_match_the_reference(
     dtype: torch.dtype, kind: torch.dtype | None, interleaved: bool, size: tuple[int, int]
 ) -> None:
-    (rows, rope), heads, rank = size, 3, 40
+    (rows, rope), heads, rank, scale = size, 3, 40, 0.3 if kind else 1.0
     given = latent_arguments(rows, rope, heads, rank, dtype)
     empty = torch.full((26, 4, 1, rank + rope), torch.nan).to(kind or dtype)
     index, caches = 4 + torch.randperm(100)[:rows], (empty.clone(), empty.clone())
     found, expected = (
-        ops.rope_and_store_latent(*given, cache, index, interleaved=interleaved)
+        ops.rope_and_store_latent(*given, cache, index, scale, interleaved=interleaved)
         for ops, cache in zip((OPS, REF), caches, strict=True)
     )
     tolerance = 1e-6 if dtype == FP32 else 2**-7
@@ -150,7 +177,7 @@ def test_latent_vectors_match_the_reference(
     assert torch.equal(one[..., :rank].nan_to_num(7.0), other[..., :rank].nan_to_num(7.0))
     last = tuple(each[-1:] for each in given[:4])
     single = OPS.rope_and_store_latent(
-        *last, given[4], given[5][-1:], empty, index[-1:], interleaved=interleaved
+        *last, given[4], given[5][-1:], empty, index[-1:], scale, interleaved=interleaved
     )
     assert torch.equal(single[0], found[-1])
     assert torch.equal(

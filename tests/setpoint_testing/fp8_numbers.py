@@ -13,10 +13,18 @@ LARGEST = {E4M3: 0x7E, E5M2: 0x7B}
 """Codes of the largest values."""
 HEADS = 8
 
+SCALES = (0.013, 3.0, 2.0**-20, 1e30)
+"""Of a cache: usual ones, and such that most numbers are the largest or zero."""
 
-def stored(ops: Ops, values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+
+def quotients(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """values / scale, rounded once to fp32."""
+    return (values.double() / float(torch.tensor(scale, dtype=torch.float32))).float()
+
+
+def stored(ops: Ops, values: torch.Tensor, kind: torch.dtype, scale: float = 1.0) -> torch.Tensor:
     """What the values [n, dim] are in a cache, written as keys (at an angle of zero) and as values,
-    each of one of a token's HEADS heads. -> codes [n, dim]."""
+    each of one of a token's HEADS heads, with this scale. -> codes [n, dim]."""
     dim = values.shape[1]
     heads = values.view(-1, HEADS, dim)
     tokens = len(heads)
@@ -24,7 +32,8 @@ def stored(ops: Ops, values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     cos_sin = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=-1)
     zeros = torch.zeros(tokens, dtype=torch.int64)
     ops.rope_and_store(
-        heads.clone(), heads.clone(), heads, cos_sin, zeros, *caches, torch.arange(tokens)
+        *(heads.clone(), heads.clone(), heads, cos_sin, zeros, *caches, torch.arange(tokens)),
+        *(scale, scale),
     )
     keys, same_values = (cache.view(torch.uint8).view(-1, dim) for cache in caches)
     halves = values.isfinite().view(-1, 2, dim // 2)  # 0 x infinity is NaN in a rotation

@@ -14,6 +14,7 @@ from setpoint.checkpoint.folder.other_models import CONFIG_NAME, refuse_folder, 
 from setpoint.checkpoint.folder.safetensors_file import read_header
 from setpoint.checkpoint.quantised import folders, mxfp4
 from setpoint.core.blocksfile import read_blocks_table
+from setpoint.core.cache_scales import place_of
 from setpoint.core.jsonfile import read_object
 from setpoint.core.weightfiles import weight_files
 
@@ -35,6 +36,7 @@ def read_description(folder: Path, *, complete: bool = True) -> Description:
     files = weight_files(folder, complete=complete)
     refuse_other_configs(path, config)
     stored = {tensor.name: (tensor, file) for file in files for tensor in read_header(file)}
+    stored = {name: each for name, each in stored.items() if place_of(name) is None}
     plain, matrices = folders.as_matrices(config, path, stored, of_config=config is as_written)
     of_matrices = folders.blocks_of(
         matrices, {name: tensor.dtype for name, (tensor, _) in stored.items()}

@@ -4,7 +4,9 @@ machine."""
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -105,6 +107,20 @@ def test_kv_cache_dtype(asked: str, dtype: str, num_bytes: int) -> None:
     config = decide(Options.of(kv_cache_dtype=asked))
     assert config.options.model.kv_cache_dtype == dtype
     assert config.kv_element_bytes == num_bytes
+
+
+def test_a_file_of_scales_needs_a_cache_in_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "scales.json"
+    layers = {str(layer): 0.5 for layer in range(SPEC.num_layers)}
+    cache = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": layers}}
+    path.write_text(json.dumps({"model_type": SPEC.model_type, "kv_cache": cache}))
+    options = {"quantization_param_path": str(path)}
+    config = decide(Options.of(kv_cache_dtype="fp8_e4m3", **options))
+    assert config.options.model.quantization_param_path == str(path)
+    with pytest.raises(ConfigError, match=r"a KV cache in fp8; give --kv-cache-dtype fp8"):
+        decide(Options.of(**options))
+    with pytest.raises(ConfigError, match="must have scales of 2 ranks, 0 to 1"):
+        decide(Options.of(kv_cache_dtype="fp8_e4m3", tp_size=2, **options))
 
 
 def test_context_length() -> None:

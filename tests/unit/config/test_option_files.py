@@ -16,6 +16,7 @@ from setpoint.config.bench import DatasetOptions
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.groups.tiers import TierOptions, storage_config
+from setpoint.core.cache_scales import scales_in_file
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import first_placements
 from setpoint.frontend.text.template_source import find_chat_template
@@ -31,6 +32,10 @@ def read_placements(path: str) -> None:
     first_placements(path, num_layers=1, num_experts=2, num_slots=2, num_ranks=1)
 
 
+def read_scales(path: str) -> None:
+    scales_in_file(path, num_layers=1, rank=0, num_ranks=1, model_type="llama")
+
+
 def read_dataset(path: str) -> None:
     list(prompt_sets._read(DatasetOptions(dataset_name="custom", dataset_path=path)))
 
@@ -40,6 +45,7 @@ READERS: dict[str, tuple[int, Callable[[str], object]]] = {
     "--chat-template": (1, lambda path: find_chat_template("/", override=path)),
     EXTRA: (1, read_extra),
     "--init-expert-location": (64, read_placements),
+    "--quantization-param-path": (1, read_scales),
     "--compare": (1024, lambda path: comparison._read(path, flag="--compare")),
     "--text-file": (1024, quality._texts),
     "--dataset-path": (4096, read_dataset),

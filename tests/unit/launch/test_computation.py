@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from resolving import decide
+from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
-from setpoint.core.identity import sources_digest, weights_sample
+from setpoint.core.identity import engine_digest, sources_digest, weights_sample
 from setpoint.launch.child.computation_identity import ComputationIdentity
 from setpoint.launch.child.mapping import computation_of
 from setpoint.launch.job import EngineJob
@@ -63,6 +66,43 @@ def test_other_weights_and_other_models(tmp_path: Path) -> None:
     assert {"the model's intermediate_size", "the model's config"} <= differing(
         computation(one), computation(wider)
     )
+
+
+def with_scale(folder: Path, scale: float) -> Path:
+    """The model, with this scale of the KV cache in every layer."""
+    folder.mkdir()
+    tensors = load_file(write_tiny_llama(folder.with_name("plain")) / "model.safetensors")
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn.kv_scale"
+        tensors[name] = np.array([scale], np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text((folder.with_name("plain") / "config.json").read_text())
+    return folder
+
+
+def test_other_scales_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of the weights need not show them."""
+    one, other = (with_scale(tmp_path / str(each), each) for each in (0.5, 0.25))
+    plain, scales = tmp_path / "plain", {"the scales of the KV cache"}
+    monkeypatch.setattr(
+        "setpoint.launch.child.computation_identity.weights_sample", lambda folder: ""
+    )
+    fp8 = {"kv_cache_dtype": "fp8_e4m3"}
+    assert not differing(computation(one), computation(other))
+    assert not differing(computation(one, **fp8), computation(one, **fp8))
+    assert differing(computation(one, **fp8), computation(other, **fp8)) == scales
+    assert differing(computation(one, **fp8), computation(plain, **fp8)) == scales
+    paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
+    for path, scale in zip(paths, (0.5, 0.5, 0.25), strict=True):
+        layers = {str(layer): scale for layer in range(2)}
+        cache = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": layers, "1": layers}}
+        path.write_text(json.dumps({"model_type": "llama", "kv_cache": cache}))
+    first, same, third = (
+        computation(plain, quantization_param_path=str(path), **fp8) for path in paths
+    )
+    assert not differing(first, same)
+    assert differing(first, third) == scales
+    assert engine_digest(first.facts()) != engine_digest(third.facts())
 
 
 def test_the_digest_of_weights(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def _schemes(section: Section, paths: Collection[str]) -> dict[str, Section | No
 def _groups(section: Section) -> list[tuple[list[str], Section]]:
     """(targets, scheme) of every group."""
     groups = section.values.get("config_groups")
+    if not groups and section.values.get("kv_cache_scheme"):
+        return []  # the folder has nothing but scales for the KV cache
     if not isinstance(groups, Mapping) or not groups:
         section.fail("config_groups", f"must be an object of groups, not {short_repr(groups)}")
     found = []

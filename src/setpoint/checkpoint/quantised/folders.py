@@ -27,9 +27,8 @@ FORMATS = {
 GPTQ_NAME = "quantize_config.json"
 """Holds the settings of folders from the time before ``quantization_config``."""
 MATRIX_END = ".weight"
-CACHED = ("k_proj", "v_proj")
-"""The matrices whose outputs are cached. A folder may have scales for an 8-bit cache of them."""
-UNUSED_SCALE = "have a scale for the KV cache that is not used"
+CACHE_SCHEME = "kv_cache_scheme"
+"""The key of a folder that has scales for a KV cache in 8 bits, if only these."""
 
 
 def with_settings(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -58,8 +57,8 @@ def as_matrices(
     tensors = StoredTensors(path.parent, stored)
     own = path.with_name(GPTQ_NAME)
     section = Section(path, config[KEY]) if of_config else Section(own, config[KEY], where="")
-    found = _with_tensors(_with_cache_scales(list(read(section, tensors)), tensors), tensors.taken)
-    if not found:
+    found = _with_tensors(list(read(section, tensors)), tensors.taken)
+    if not found and not section.values.get(CACHE_SCHEME):
         section.fail(
             "quant_method", f"is {short_repr(method_of(config))}, but no tensor is quantised"
         )
@@ -69,29 +68,12 @@ def as_matrices(
     return (*tensors.left(), *matrices), found
 
 
-def _with_cache_scales(
-    matrices: Iterable[QuantisedMatrix], tensors: StoredTensors
-) -> list[QuantisedMatrix]:
-    """The matrices, those whose outputs have a scale for the cache with a note of it."""
-    found = []
-    for each in matrices:
-        module = each.name.removesuffix(MATRIX_END)
-        layer, _, last = module.rpartition(".")
-        scale, moved = f"{layer}.{last[:1]}_scale", f"{module}.output_scale"
-        names = [name for name in (scale, moved) if last in CACHED and name in tensors]
-        for name in names:
-            tensors.take_scales(name, (1, 1))
-        note = " and ".join(filter(None, (each.note, UNUSED_SCALE))) if names else each.note
-        found.append(replace(each, note=note, tensors=tuple(names)))
-    return found
-
-
 def _with_tensors(
     matrices: Iterable[QuantisedMatrix], taken: Iterable[str]
 ) -> tuple[QuantisedMatrix, ...]:
     """The matrices with the names of the tensors that were taken for them."""
-    of_modules = {each.name.removesuffix(MATRIX_END): list(each.tensors) for each in matrices}
-    for name in sorted(set(taken).difference(*of_modules.values())):
+    of_modules: dict[str, list[str]] = {each.name.removesuffix(MATRIX_END): [] for each in matrices}
+    for name in sorted(taken):
         module = name.rpartition(".")[0]
         while module not in of_modules:
             module = module.rpartition(".")[0]

@@ -108,10 +108,20 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "Data type of the KV cache; auto means the model's. With fp8_e4m3 or fp8_e5m2, a"
             " pool of the same size holds twice as many tokens as with bf16: keys and values are"
-            " rounded to 8 bits without scales, and attention computes in the model's data type.",
+            " rounded to 8 bits, divided by the scales of the checkpoint if it has any, and"
+            " attention computes in the model's data type.",
             choices=("auto", "bf16", "bfloat16", "fp32", "float32", "fp8_e4m3", "fp8_e5m2"),
         ),
     ] = "auto"
+    quantization_param_path: Annotated[
+        str | None,
+        Option(
+            GROUP,
+            "JSON file with a scale for each layer of a KV cache in fp8, which K and V share, in"
+            " place of the checkpoint's (docs/quantization.md).",
+            metavar="FILE",
+        ),
+    ] = None
     context_length: Annotated[
         int | None,
         Option(

@@ -63,7 +63,8 @@ class AttentionVariant:
     """[H], in at least fp32: the sink of each head, a learned score that is neither scaled nor
     capped. None: there are none."""
     k_scale: float = 1.0
-    """K is what the K cache holds, times this; so is V with v_scale."""
+    """K is what the K cache holds, times this; so is V with v_scale. Caches in fp8 are stored so
+    (``Ops.rope_and_store``)."""
     v_scale: float = 1.0
 
     def __post_init__(self) -> None:

@@ -94,7 +94,6 @@ class CpuAttention:
         assert q.dtype == self._shape.dtype
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
         assert variant.sinks is None or variant.sinks.dtype == torch.float32
-        assert variant.k_scale == variant.v_scale == 1.0, "the C++ kernel has no scales of K and V"
         out = torch.empty((*q.shape[:2], self._shape.value_dim), dtype=self._shape.dtype)
         plan = self._plans[batch.group]
         call = plan.call
@@ -104,7 +103,8 @@ class CpuAttention:
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
         call.value_stride = v_cache.stride(2)
-        call.scale = variant.scale
+        call.scale = variant.scale * variant.k_scale
+        call.v_scale = variant.v_scale
         call.softcap = variant.softcap or 0.0
         call.window = variant.window or 0
         call.sinks = None if variant.sinks is None else variant.sinks.data_ptr()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from setpoint.core.cache_scales import LayerScales, scales_in_file
 from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
@@ -36,6 +37,12 @@ from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose_ops
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.weight_file import WeightFile
 from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
+from setpoint.engine.models.cache_scales import (
+    CacheScales,
+    number_of_scales,
+    scales_in_folder,
+    with_ranges,
+)
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.model_registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
@@ -95,6 +102,9 @@ class EngineConfig:
     weights_folder: str = ""
     """Keep the weights in a file on the disk of this folder, mapped into memory, so that they can
     be let go and taken again at once (``kernels.weight_file``); "": in memory of their own."""
+    quantization_param_path: str | None = None
+    """A JSON file with the scales of a KV cache in fp8 (``core.cache_scales``); None: those of the
+    checkpoint, if it has any."""
     moe_dense_tp_size: int | None = None
     """1: every rank has all of the MLPs that are not experts; None: they are divided."""
 
@@ -124,10 +134,12 @@ def build_runner(
     spec, device = rank_spec(config.spec, group.rank, group.size), torch.device(config.device)
     check_device(device)
     chosen = _choose(config, spec, device)
+    scales, about_scales = _cache_scales(config, group)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     weight_file = None
     with noted_mappings() as noted:
         model, weight_bytes = _load(config, native, device, chosen.linear.impl, data)
+        model.take_cache_scales(scales)
         if config.weights_folder:
             weight_file = WeightFile(Path(config.weights_folder), model, noted)
     runner = ModelRunner(
@@ -144,6 +156,7 @@ def build_runner(
             load_seconds=time.perf_counter() - begin,
             weight_bytes=weight_bytes,
             weights=_weights(model, config) if native else config.dtype,
+            cache_scales=about_scales,
             experts=_experts(model, spec),
             model_impl="setpoint" if native else "transformers",
             ops=chosen.ops.name,
@@ -168,7 +181,9 @@ def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
     in the place of the weights. Raises CheckpointError, ConfigError or OutOfMemoryError."""
     linear = _choose(config, runner.spec, runner.device).linear.impl
     native = runner.report.model_impl == "setpoint"
+    scales, _ = _cache_scales(config, runner.backends.group)
     model, _ = _load(config, native, runner.device, linear, runner.backends.data)
+    model.take_cache_scales(scales)
     return model
 
 
@@ -187,6 +202,29 @@ def load_experts(
     except BaseException:
         slots.drop()
         raise
+
+
+def _cache_scales(config: EngineConfig, group: Group) -> tuple[LayerScales, str]:
+    """(the scales of the KV cache, ``LoadReport.cache_scales``)."""
+    folder = None if config.load_format == "dummy" else config.model_folder
+    kind = _dtype(config.kv_dtype, KV_DTYPES)
+    if kind.itemsize > 1:
+        count = 0 if folder is None else number_of_scales(folder, config.spec)
+        return {}, f"{count} are not used: a cache in {config.kv_dtype} needs none" if count else ""
+    found = CacheScales() if folder is None else scales_in_folder(folder, config.spec)
+    scales, origin = found.by_layer, "the checkpoint"
+    if config.quantization_param_path is not None:
+        origin = config.quantization_param_path
+        scales = scales_in_file(
+            origin,
+            num_layers=config.spec.num_layers,
+            rank=group.rank,
+            num_ranks=group.size,
+            model_type=config.spec.model_type,
+        )
+    largest = f"all are 1; K and V beyond {torch.finfo(kind).max:g} are cut off"
+    said = f"{with_ranges(scales)} ({origin})" if scales else largest
+    return scales, "; ".join((said, *found.notes()))
 
 
 def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Chosen:

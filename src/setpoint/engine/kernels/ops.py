@@ -155,6 +155,8 @@ class Ops(Protocol):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         """Rotate q and k, write the rotated k and v to the cache, return the rotated q [T, H, D].
 
@@ -162,8 +164,9 @@ class Ops(Protocol):
         (fp32; float64 for a float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The
         rotation pairs dimension i with i + R/2 (Hugging Face's layout); dimensions from R on stay.
         positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1,
-        page_size, Hkv, D], whose dtype may differ from q's. In fp8 (1 byte), values beyond the
-        largest one of the type, infinity included, become the largest one.
+        page_size, Hkv, D], whose dtype may differ from q's. Caches in fp8 (1 byte) get k / k_scale
+        and v / v_scale, quotients in fp32, in which values beyond the largest one of the type,
+        infinity included, become the largest one. Other caches ignore the scales.
         """
         ...
 
@@ -177,6 +180,7 @@ class Ops(Protocol):
         positions: torch.Tensor,
         cache: torch.Tensor,
         kv_index: torch.Tensor,
+        scale: float = 1.0,
         *,
         interleaved: bool,
     ) -> torch.Tensor:
@@ -186,8 +190,8 @@ class Ops(Protocol):
 
         q_latent [T, H, R] and latent [T, R], contiguous; q_rope [T, H, P] and k_rope [T, P],
         strided but for the last dimension; cos_sin [max positions, P]; cache [num_pages + 1,
-        page_size, 1, R + P]. interleaved: the rotation pairs the dimensions 2 i and 2 i + 1, which
-        become i and i + P/2 of the result.
+        page_size, 1, R + P]. A cache in fp8 gets all of them divided by ``scale``. interleaved:
+        the rotation pairs the dimensions 2 i and 2 i + 1, which become i and i + P/2 of the result.
         """
         ...
 

@@ -99,10 +99,12 @@ class RefOps:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         q, k = self.rotate(q, k, cos_sin, positions)
-        store(k, k_cache, kv_index)
-        store(v, v_cache, kv_index)
+        store(k, k_cache, kv_index, k_scale)
+        store(v, v_cache, kv_index, v_scale)
         return q
 
     def rotate(
@@ -122,6 +124,7 @@ class RefOps:
         positions: torch.Tensor,
         cache: torch.Tensor,
         kv_index: torch.Tensor,
+        scale: float = 1.0,
         *,
         interleaved: bool,
     ) -> torch.Tensor:
@@ -129,7 +132,7 @@ class RefOps:
         if interleaved:
             q, k = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
         q, k = self.rotate(q, k, cos_sin, positions)
-        store(torch.cat((latent.unsqueeze(1), k), dim=-1), cache, kv_index)
+        store(torch.cat((latent.unsqueeze(1), k), dim=-1), cache, kv_index, scale)
         return torch.cat((q_latent, q), dim=-1)
 
     def route(
@@ -209,11 +212,16 @@ def _choose(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
     return order[:, : routing.num_chosen].contiguous()
 
 
-def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
+def store(
+    new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor, scale: float = 1.0
+) -> None:
     """Write a step's K or V [T, Hkv, D] to their places in the cache, as in
     ``Ops.rope_and_store``."""
     if cache.dtype.itemsize == 1:
         largest = torch.finfo(cache.dtype).max
+        if scale != 1.0:
+            new = new.to(_wide(new.dtype))
+            new = new / new.new_full((), scale)  # by a number, some devices multiply by its inverse
         new = new.clamp(-largest, largest)
     cache.view(-1, *cache.shape[2:])[kv_index] = new.to(cache.dtype)
 

@@ -35,6 +35,10 @@ class PagedAttention(Layer):
         self.rotary = rotary
         self.variant = AttentionVariant(head_dim**-0.5 if scale is None else scale, softcap, window)
 
+    def take_scales(self, k_scale: float, v_scale: float) -> None:
+        """Store K and V in a cache in fp8 divided by these."""
+        self.variant = replace(self.variant, k_scale=k_scale, v_scale=v_scale)
+
     def take_sinks(self, sinks: torch.Tensor) -> int:
         """Give each head its sink, [H]. Returns the bytes that they take."""
         sinks = sinks.to(torch.promote_types(sinks.dtype, torch.float32))
@@ -45,11 +49,20 @@ class PagedAttention(Layer):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         k_cache, v_cache = ctx.kv[self.layer]
-        batch = ctx.batches[self.layer]
+        batch, variant = ctx.batches[self.layer], self.variant
         q = ctx.ops.rope_and_store(
-            q, k, v, ctx.cos_sin[self.rotary], batch.positions, k_cache, v_cache, batch.kv_index
+            q,
+            k,
+            v,
+            ctx.cos_sin[self.rotary],
+            batch.positions,
+            k_cache,
+            v_cache,
+            batch.kv_index,
+            variant.k_scale,
+            variant.v_scale,
         )
-        return ctx.attention.forward(q, k_cache, v_cache, batch, self.variant).flatten(1)
+        return ctx.attention.forward(q, k_cache, v_cache, batch, variant).flatten(1)
 
 
 class LatentAttention(Layer):
@@ -66,6 +79,11 @@ class LatentAttention(Layer):
         self.variant = AttentionVariant(scale)
         self._rank = rank
         self._interleaved = interleaved
+
+    def take_scales(self, k_scale: float, v_scale: float) -> None:
+        """Store the vectors in a cache in fp8 divided by k_scale. V, a part of them, has no other
+        scale."""
+        self.variant = replace(self.variant, k_scale=k_scale, v_scale=k_scale)
 
     def forward(
         self,
@@ -86,6 +104,7 @@ class LatentAttention(Layer):
             batch.positions,
             cache,
             batch.kv_index,
+            self.variant.k_scale,
             interleaved=self._interleaved,
         )
         return ctx.attention.forward(q, cache, cache[..., : self._rank], batch, self.variant)
@@ -103,6 +122,6 @@ def store_and_attend(
     rotated."""
     k_cache, v_cache = ctx.kv[layer]
     batch = ctx.batches[layer]
-    store(k, k_cache, batch.kv_index)
-    store(v, v_cache, batch.kv_index)
+    store(k, k_cache, batch.kv_index, variant.k_scale)
+    store(v, v_cache, batch.kv_index, variant.v_scale)
     return ctx.attention.forward(q, k_cache, v_cache, batch, variant)

@@ -140,6 +140,8 @@ class TracedOps(RefOps):
         k_cache: Any,
         v_cache: Any,
         kv_index: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         """Returns [T, H + 2 Hkv, D]: rotated q, rotated k, v. Stores nothing."""
         return torch.cat((*self.rotate(q, k, cos_sin, positions), v), dim=1)

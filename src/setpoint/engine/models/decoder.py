@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
+from setpoint.core.cache_scales import LayerScales
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import LatentAttention, PagedAttention
@@ -188,6 +189,12 @@ class CausalLM(Layer):
             for module in self.model.modules()
             if isinstance(module, PagedAttention | LatentAttention)
         }
+
+    def take_cache_scales(self, scales: LayerScales) -> None:
+        """Store K and V of these layers in a cache in fp8 divided by their scales."""
+        for module in self.model.modules():
+            if isinstance(module, PagedAttention | LatentAttention) and module.layer in scales:
+                module.take_scales(*scales[module.layer])
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids [T] -> the last hidden states [T, C], normalised."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from setpoint.core.cache_scales import LayerScales
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.attention_backend import AttentionVariant
 from setpoint.engine.layers.attention import store_and_attend
@@ -63,6 +64,8 @@ class Seat:
     """The layers that called attention in this pass, in the order of the calls."""
     variants: dict[int, AttentionVariant] = field(default_factory=dict)
     """Layer -> the variant that its first call asked for."""
+    cache_scales: LayerScales = field(default_factory=dict)
+    """Scales of the KV cache; layers without them have 1."""
 
 
 class TransformersModel:
@@ -124,6 +127,11 @@ class TransformersModel:
     def variants(self) -> dict[int, AttentionVariant]:
         """Layer -> its attention variant, known after the trial."""
         return self._seat.variants
+
+    def take_cache_scales(self, scales: LayerScales) -> None:
+        """Store K and V of these layers in a cache in fp8 divided by their scales. Call it before
+        the first step."""
+        self._seat.cache_scales = scales
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
         """hidden [S, C] -> [S, V], including everything that the library's head does (scales, soft
@@ -242,7 +250,9 @@ def library_attention(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         _check_call(attention_mask, causal, more)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        variant = seat.variants[layer] = AttentionVariant(scale, softcap, sliding_window)
+        scales = seat.cache_scales.get(layer, (1.0, 1.0))
+        variant = AttentionVariant(scale, softcap, sliding_window, None, *scales)
+        seat.variants[layer] = variant
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     if len(ctx.kv[layer]) != 2:
         raise Undrivable("the cache of its family is not one of keys and values")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from setpoint.core.blocksfile import BLOCKS_FILE
+from setpoint.core.cache_scales import place_of
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, SetpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.models.library_model import (
@@ -211,7 +212,8 @@ def _load(
         ("mismatched_keys", "has another shape"),
         ("unexpected_keys", "is unknown"),
     ):
-        names = sorted(key[0] if isinstance(key, tuple) else key for key in found.get(what) or ())
+        keys = (key[0] if isinstance(key, tuple) else key for key in found.get(what) or ())
+        names = sorted(key for key in keys if not place_of(key))
         if names:
             raise CheckpointError(
                 f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such"

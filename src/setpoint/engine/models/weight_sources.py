@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from setpoint.core.blocksfile import BLOCKS_FILE, BLOCKS_LINK, read_blocks_table
+from setpoint.core.cache_scales import place_of
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_KINDS, W8A8, language_tensor
 from setpoint.core.quantised import QuantisedMatrix
@@ -138,6 +139,10 @@ class CheckpointFiles:
                 name if name.startswith(HEAD) else BODY + name: tensor
                 for name, tensor in stored.items()
             }
+        self.cache_scales: Mapping[str, StoredTensor] = {
+            name: stored.pop(name) for name in list(stored) if place_of(name)
+        }
+        """What may be scales of the KV cache; no parameter of a model."""
         files, in_experts = by_expert(stored) if fused_experts else (stored, {})
         self.files: Mapping[str, StoredTensor] = {**files, **values}
         self.blocks = {**blocks, **in_experts} if with_blocks else {}
@@ -278,10 +283,11 @@ def check_finite(weights: torch.Tensor, name: str, file: Path) -> None:
 
 
 def values_in(folder: Path, matrices: Sequence[QuantisedMatrix]) -> dict[str, torch.Tensor]:
-    """Every tensor of a quantised folder under its own name, these matrices as values."""
+    """Every tensor of a quantised folder under its own name, these matrices as values; without
+    scales of the KV cache."""
     with ExitStack() as stack:
         found = with_matrices(_open(_files(folder), stack), matrices, folder)
-        return {name: tensor.read() for name, tensor in found.items()}
+        return {name: tensor.read() for name, tensor in found.items() if not place_of(name)}
 
 
 def _together(matrices: list[torch.Tensor]) -> torch.Tensor:

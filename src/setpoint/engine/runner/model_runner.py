@@ -56,6 +56,9 @@ class LoadReport:
     weights: str
     """Dtype of the weights; if a GGUF file's blocks are kept, also the number of matrices of each
     kind."""
+    cache_scales: str
+    """The scales of a KV cache in fp8, or which ones of the checkpoint are not used; "" for a cache
+    that needs none of a checkpoint that has none."""
     experts: str
     """How many experts a mixture has, and which are here; "" for other models."""
     model_impl: str

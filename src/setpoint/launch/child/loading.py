@@ -236,6 +236,8 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         "Weights: %s",
         loaded.weights,
     )
+    if loaded.cache_scales:
+        logger.info("Scales of the KV cache: %s", loaded.cache_scales)
     if loaded.experts:
         logger.info("Experts: %s", loaded.experts)
     if loaded.choices:

@@ -59,6 +59,7 @@ def engine_config(
         ep_size=options.experts.ep_size,
         ep_num_redundant_experts=options.experts.ep_num_redundant_experts,
         init_expert_location=options.experts.init_expert_location,
+        quantization_param_path=options.model.quantization_param_path,
         moe_dense_tp_size=options.experts.moe_dense_tp_size,
     )
 

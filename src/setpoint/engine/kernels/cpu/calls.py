@@ -45,8 +45,7 @@ class AttentionCall(ctypes.Structure):
                 "window",
             )
         ),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "softcap", "v_scale")),
         *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
     ]
 
@@ -96,6 +95,7 @@ class RopeCall(ctypes.Structure):
         ),
         *((name, _i64) for name in ("rows", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, ctypes.c_float) for name in ("k_scale", "v_scale")),
         *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
     ]
 
@@ -105,6 +105,7 @@ class LatentRopeCall(ctypes.Structure):
         *((name, _pointer) for name in ("q_latent", "q_rope", "latent", "k_rope", "q", "cos_sin")),
         *((name, _pointer) for name in ("positions", "cache", "kv_index")),
         *((name, _i64) for name in ("rows", "heads", "rank", "rope", "q_row", "q_head", "k_row")),
+        ("scale", ctypes.c_float),
         *((name, _i32) for name in ("interleaved", "dtype", "kv_dtype", "threads")),
     ]
 

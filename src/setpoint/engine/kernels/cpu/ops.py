@@ -210,6 +210,8 @@ class CpuOps:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         """Rotates q in place and returns it; k stays unchanged."""
         call = self._rope
@@ -234,6 +236,7 @@ class CpuOps:
         call.q_stride = q_stride[0]
         call.k_stride = k_stride[0]
         call.v_stride = v_stride[0]
+        call.k_scale, call.v_scale = k_scale, v_scale
         call.kv_dtype = KV_DTYPES[k_cache.dtype]
         call.threads = torch.get_num_threads()
         self._kernels.rope_and_store(self._rope_address)
@@ -249,6 +252,7 @@ class CpuOps:
         positions: torch.Tensor,
         cache: torch.Tensor,
         kv_index: torch.Tensor,
+        scale: float = 1.0,
         *,
         interleaved: bool,
     ) -> torch.Tensor:
@@ -270,6 +274,7 @@ class CpuOps:
         call.rows, call.heads, call.rank, call.rope = rows, heads, rank, rope
         call.q_row, call.q_head = q_rope.stride(0), q_rope.stride(1)
         call.k_row = k_rope.stride(0)
+        call.scale = scale
         call.interleaved = interleaved
         call.kv_dtype = KV_DTYPES[cache.dtype]
         call.threads = torch.get_num_threads()

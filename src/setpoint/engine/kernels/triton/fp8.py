@@ -13,13 +13,13 @@ MANTISSAS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
 @triton.jit
-def to_cache(x, kind: tl.constexpr, MANTISSA: tl.constexpr):
-    """x as type ``kind``, or for MANTISSA > 0 as codes of fp8 in bytes."""
-    return _codes(x.to(tl.float32), MANTISSA) if MANTISSA else x.to(kind)
+def to_cache(x, scale, kind: tl.constexpr, MANTISSA: tl.constexpr):
+    """x as type ``kind``, or for MANTISSA > 0 x / scale as codes of fp8 in bytes."""
+    return nearest_codes(tl.div_rn(x.to(tl.float32), scale), MANTISSA) if MANTISSA else x.to(kind)
 
 
 @triton.jit
-def _codes(x, MANTISSA: tl.constexpr):
+def nearest_codes(x, MANTISSA: tl.constexpr):
     """The codes of the nearest values, of two the even one, and of the largest for all that are
     larger."""
     bias: tl.constexpr = 7 if MANTISSA == 3 else 15

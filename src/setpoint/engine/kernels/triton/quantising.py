@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from setpoint.engine.kernels.triton.fp8 import to_cache
+from setpoint.engine.kernels.triton.fp8 import nearest_codes
 from setpoint.engine.kernels.triton.tiles import SEPARATE, blocks, warps, width
 
 LEAST = tl.constexpr(1e-30)
@@ -65,7 +65,7 @@ def quantise(
         # Numbers of this size have no digits behind the point, so the sum is rounded to even.
         found = ((values + 12582912.0) - 12582912.0).to(tl.int8)
     else:
-        found = to_cache(values, tl.uint8, 3)
+        found = nearest_codes(values, 3)
     tl.store(codes + row * COLUMNS + column, found, mask=inside)
     group = tl.arange(0, WIDTH // GROUP)
     tl.store(scales + row * groups + group, scale, mask=group < groups)

@@ -45,6 +45,8 @@ def rotate_and_store(
     q_stride,
     k_stride,
     v_stride,
+    k_scale,
+    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -74,7 +76,8 @@ def rotate_and_store(
         place = (tl.load(kv_index + token) * KV_HEADS + heads) * D
         _store_heads(
             k + token * k_stride + heads * D, v + token * v_stride + heads * D, k_cache + place,
-            v_cache + place, heads < KV_HEADS, cos, sin, D, HALF, HALF_WIDTH, WIDTH, MANTISSA,
+            v_cache + place, heads < KV_HEADS, cos, sin, k_scale, v_scale, D, HALF, HALF_WIDTH,
+            WIDTH, MANTISSA,
         )  # fmt: skip
 
 
@@ -87,6 +90,8 @@ def _store_heads(
     exist,  # [TILE, 1]
     cos,
     sin,
+    k_scale,
+    v_scale,
     D: tl.constexpr,
     HALF: tl.constexpr,
     HALF_WIDTH: tl.constexpr,
@@ -100,14 +105,16 @@ def _store_heads(
     inside = exist & (pairs < HALF)
     first, second = _rotated(k + pairs, HALF, inside, cos, sin)
     # A rotated key is rounded to its own type first, as if it had been handed on.
-    tl.store(k_place + pairs, to_cache(first.to(plain), cached, MANTISSA), mask=inside)
-    tl.store(k_place + HALF + pairs, to_cache(second.to(plain), cached, MANTISSA), mask=inside)
+    tl.store(k_place + pairs, to_cache(first.to(plain), k_scale, cached, MANTISSA), mask=inside)
+    tl.store(
+        k_place + HALF + pairs, to_cache(second.to(plain), k_scale, cached, MANTISSA), mask=inside
+    )
     if 2 * HALF < D:
         rest = exist & (dims >= 2 * HALF) & (dims < D)
         kept = tl.load(k + dims, mask=rest, other=0.0)
-        tl.store(k_place + dims, to_cache(kept, cached, MANTISSA), mask=rest)
+        tl.store(k_place + dims, to_cache(kept, k_scale, cached, MANTISSA), mask=rest)
     value = tl.load(v + dims, mask=exist & (dims < D), other=0.0)
-    tl.store(v_place + dims, to_cache(value, cached, MANTISSA), mask=exist & (dims < D))
+    tl.store(v_place + dims, to_cache(value, v_scale, cached, MANTISSA), mask=exist & (dims < D))
 
 
 def rope_and_store(
@@ -119,6 +126,8 @@ def rope_and_store(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     kv_index: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """See ``Ops.rope_and_store``. Rotates q in place and returns it; k stays unchanged."""
     tokens, heads, size = q.shape
@@ -131,8 +140,8 @@ def rope_and_store(
     tile = max(BLOCK // span, 1)
     rotate_and_store[(tokens, blocks(heads, tile) + blocks(kv_heads, tile))](
         q, k, v, cos_sin, positions, codes(k_cache), codes(v_cache), kv_index,
-        q.stride(0), k.stride(0), v.stride(0), heads, kv_heads, size, rotary // 2,
-        tile, width(rotary // 2), span, MANTISSAS.get(k_cache.dtype, 0),
+        q.stride(0), k.stride(0), v.stride(0), k_scale, v_scale, heads, kv_heads, size,
+        rotary // 2, tile, width(rotary // 2), span, MANTISSAS.get(k_cache.dtype, 0),
         num_warps=warps(tile * span), **SEPARATE,
     )  # fmt: skip
     return q
@@ -152,6 +161,7 @@ def rotate_and_store_latent(
     q_stride,
     q_head,
     k_stride,
+    scale,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
@@ -189,7 +199,7 @@ def rotate_and_store_latent(
         place = cache + tl.load(kv_index + token) * size
         _store_latent(
             latent + token * RANK, k_rope + token * k_stride + firsts, apart, place, cos, sin,
-            RANK, HALF, RANK_WIDTH, HALF_WIDTH, MANTISSA,
+            scale, RANK, HALF, RANK_WIDTH, HALF_WIDTH, MANTISSA,
         )  # fmt: skip
 
 
@@ -201,6 +211,7 @@ def _store_latent(
     place,
     cos,
     sin,
+    scale,
     RANK: tl.constexpr,
     HALF: tl.constexpr,
     RANK_WIDTH: tl.constexpr,
@@ -211,11 +222,11 @@ def _store_latent(
     plain: tl.constexpr = latent.dtype.element_ty
     cached: tl.constexpr = place.dtype.element_ty
     kept = tl.load(latent + dims, mask=dims < RANK, other=0.0)
-    tl.store(place + dims, to_cache(kept, cached, MANTISSA), mask=dims < RANK)
+    tl.store(place + dims, to_cache(kept, scale, cached, MANTISSA), mask=dims < RANK)
     first, second = _rotated(k_rope, apart, pairs < HALF, cos, sin)
     place += RANK + pairs
-    tl.store(place, to_cache(first.to(plain), cached, MANTISSA), mask=pairs < HALF)
-    tl.store(place + HALF, to_cache(second.to(plain), cached, MANTISSA), mask=pairs < HALF)
+    tl.store(place, to_cache(first.to(plain), scale, cached, MANTISSA), mask=pairs < HALF)
+    tl.store(place + HALF, to_cache(second.to(plain), scale, cached, MANTISSA), mask=pairs < HALF)
 
 
 def rope_and_store_latent(
@@ -227,6 +238,7 @@ def rope_and_store_latent(
     positions: torch.Tensor,
     cache: torch.Tensor,
     kv_index: torch.Tensor,
+    scale: float = 1.0,
     *,
     interleaved: bool,
 ) -> torch.Tensor:
@@ -241,8 +253,8 @@ def rope_and_store_latent(
     tile = max(BLOCK // span, 1)
     rotate_and_store_latent[(tokens, blocks(heads, tile) + 1)](
         q_latent, q_rope, latent, k_rope, cos_sin, positions, q, codes(cache), kv_index,
-        q_rope.stride(0), q_rope.stride(1), k_rope.stride(0), heads, rank, rotary // 2,
-        tile, span, width(rotary // 2), MANTISSAS.get(cache.dtype, 0), interleaved,
+        q_rope.stride(0), q_rope.stride(1), k_rope.stride(0), scale, heads, rank,
+        rotary // 2, tile, span, width(rotary // 2), MANTISSAS.get(cache.dtype, 0), interleaved,
         num_warps=warps(tile * span), **SEPARATE,
     )  # fmt: skip
     return q

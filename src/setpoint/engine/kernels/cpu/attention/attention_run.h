@@ -41,7 +41,7 @@ inline void Attention<Mul, KV>::write_output(const Segment& segment, int64_t hea
            ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * value_dim;
   for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
     for (int64_t g = 0; g < group; ++g, ++r) {
-      const float factor = 1.f / whole_sum(s, r, head * group + g);
+      const float factor = call.v_scale / whole_sum(s, r, head * group + g);
       Q* to = out + (t * call.num_heads + g) * value_dim;
       for (int64_t i = 0; i < value_dim; i += W)
         store(to + i, load(s.out + r * value_dim + i) * factor);

@@ -167,6 +167,7 @@ struct RopeCall {
   void* v_cache;
   const int64_t* kv_index;
   int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
+  float k_scale, v_scale;  // what caches in fp8 hold of K and V is divided by them
   int32_t dtype, kv_dtype, threads;
 };
 
@@ -182,6 +183,7 @@ struct LatentRopeCall {
   void* cache;  // [.., rank + rope]
   const int64_t* kv_index;
   int64_t rows, heads, rank, rope, q_row, q_head, k_row;
+  float scale;          // what a cache in fp8 holds is divided by it
   int32_t interleaved;  // whether neighbours are rotated together; they end up half a row apart
   int32_t dtype, kv_dtype, threads;
 };
@@ -203,6 +205,7 @@ struct AttentionCall {
   int64_t window;  // positions that a token sees, its own included; 0: all up to its own
   float scale;
   float softcap;  // 0: none
+  float v_scale;  // of the values; that of the keys is in scale
   int32_t q_dtype, kv_dtype, threads;
 };
 

@@ -90,19 +90,26 @@ void soft_cap(const SoftCapCall& call) {
   });
 }
 
+// n numbers v to the target: to a cache in fp8 divided by the scale.
+template <class S>
+inline void put(S* target, vf v, int64_t n, float scale) {
+  if constexpr (sizeof(S) == 1) v /= scale;
+  store_part(target, v, n);
+}
+
 template <class T, class S>
 inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half,
-                   int64_t dim) {
+                   int64_t dim, float scale) {
   for_vectors(half, [=](int64_t i, int64_t n) {
     const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n),
              s = load_part(sin + i, n);
     // Rounded to the activations' type first: the reference does, and a cache of another type must
     // hold the same values.
-    store_part(target + i, rounded(x, a * c - b * s), n);
-    store_part(target + half + i, rounded(x, b * c + a * s), n);
+    put(target + i, rounded(x, a * c - b * s), n, scale);
+    put(target + half + i, rounded(x, b * c + a * s), n, scale);
   });
   for_vectors(dim - 2 * half, [=](int64_t i, int64_t n) {
-    store_part(target + 2 * half + i, load_part(x + 2 * half + i, n), n);
+    put(target + 2 * half + i, load_part(x + 2 * half + i, n), n, scale);
   });
 }
 
@@ -114,15 +121,15 @@ void rope_and_store(const RopeCall& call) {
              const float* cos = call.cos_sin + call.positions[t] * call.rotary_dim;
              T* q = (T*)call.q + t * call.q_stride;
              for (int64_t h = 0; h < call.num_heads; ++h)
-               rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim);
+               rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim, 1.f);
              const T* k = (const T*)call.k + t * call.k_stride;
              S* k_row = (S*)call.k_cache + call.kv_index[t] * kv_row;
              for (int64_t h = 0; h < call.num_kv_heads; ++h)
-               rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim);
+               rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim, call.k_scale);
              const T* v = (const T*)call.v + t * call.v_stride;
              S* v_row = (S*)call.v_cache + call.kv_index[t] * kv_row;
-             for_vectors(kv_row, [=](int64_t i, int64_t n) {
-               store_part(v_row + i, load_part(v + i, n), n);
+             for_vectors(kv_row, [=, &call](int64_t i, int64_t n) {
+               put(v_row + i, load_part(v + i, n), n, call.v_scale);
              });
            });
 }
@@ -138,12 +145,12 @@ inline vf every_second(const T* x, int64_t n) {
 // As rotate, with neighbours 2 i and 2 i + 1 of x as the pair i and i + half of the target.
 template <class T, class S>
 inline void rotate_neighbours(const T* x, S* target, const float* cos, const float* sin,
-                              int64_t half) {
+                              int64_t half, float scale) {
   for_vectors(half, [=](int64_t i, int64_t n) {
     const vf a = every_second(x + 2 * i, n), b = every_second(x + 2 * i + 1, n),
              c = load_part(cos + i, n), s = load_part(sin + i, n);
-    store_part(target + i, rounded(x, a * c - b * s), n);
-    store_part(target + half + i, rounded(x, b * c + a * s), n);
+    put(target + i, rounded(x, a * c - b * s), n, scale);
+    put(target + half + i, rounded(x, b * c + a * s), n, scale);
   });
 }
 
@@ -153,10 +160,12 @@ void latent_rope(const LatentRopeCall& call) {
   for_rows(call.rows, (call.heads + 1) * size, call.threads, [=, &call](int64_t t) {
     const float* cos = call.cos_sin + call.positions[t] * call.rope;
     auto join = [=, &call](const T* first, const T* second, auto* target) {
-      for_vectors(
-          rank, [=](int64_t i, int64_t n) { store_part(target + i, load_part(first + i, n), n); });
-      call.interleaved ? rotate_neighbours(second, target + rank, cos, cos + half, half)
-                       : rotate(second, target + rank, cos, cos + half, half, 2 * half);
+      const float scale = call.scale;  // q is in no cache, so that it has none
+      for_vectors(rank, [=](int64_t i, int64_t n) {
+        put(target + i, load_part(first + i, n), n, scale);
+      });
+      call.interleaved ? rotate_neighbours(second, target + rank, cos, cos + half, half, scale)
+                       : rotate(second, target + rank, cos, cos + half, half, 2 * half, scale);
     };
     for (int64_t h = 0; h < call.heads; ++h)
       join((const T*)call.q_latent + (t * call.heads + h) * rank,

@@ -140,16 +140,18 @@ std::string layouts() {
               {FIELD(q), FIELD(k), FIELD(v), FIELD(cos_sin), FIELD(positions), FIELD(k_cache),
                FIELD(v_cache), FIELD(kv_index), FIELD(rows), FIELD(num_heads), FIELD(num_kv_heads),
                FIELD(head_dim), FIELD(rotary_dim), FIELD(q_stride), FIELD(k_stride),
-               FIELD(v_stride), FIELD(dtype), FIELD(kv_dtype), FIELD(threads)});
+               FIELD(v_stride), FIELD(k_scale), FIELD(v_scale), FIELD(dtype), FIELD(kv_dtype),
+               FIELD(threads)});
   }
   {
     typedef LatentRopeCall Call;
     add<Call>(
         text, "LatentRopeCall",
-        {FIELD(q_latent), FIELD(q_rope),      FIELD(latent), FIELD(k_rope),   FIELD(q),
-         FIELD(cos_sin),  FIELD(positions),   FIELD(cache),  FIELD(kv_index), FIELD(rows),
-         FIELD(heads),    FIELD(rank),        FIELD(rope),   FIELD(q_row),    FIELD(q_head),
-         FIELD(k_row),    FIELD(interleaved), FIELD(dtype),  FIELD(kv_dtype), FIELD(threads)});
+        {FIELD(q_latent), FIELD(q_rope),    FIELD(latent), FIELD(k_rope),      FIELD(q),
+         FIELD(cos_sin),  FIELD(positions), FIELD(cache),  FIELD(kv_index),    FIELD(rows),
+         FIELD(heads),    FIELD(rank),      FIELD(rope),   FIELD(q_row),       FIELD(q_head),
+         FIELD(k_row),    FIELD(scale),     FIELD(interleaved), FIELD(dtype),  FIELD(kv_dtype),
+         FIELD(threads)});
   }
   {
     typedef AttentionCall Call;
@@ -159,8 +161,8 @@ std::string layouts() {
                FIELD(page_table),   FIELD(sinks),     FIELD(rows),         FIELD(q_stride),
                FIELD(table_stride), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim),
                FIELD(page_size),    FIELD(value_dim), FIELD(value_stride), FIELD(window),
-               FIELD(scale),        FIELD(softcap),   FIELD(q_dtype),      FIELD(kv_dtype),
-               FIELD(threads)});
+               FIELD(scale),        FIELD(softcap),   FIELD(v_scale),      FIELD(q_dtype),
+               FIELD(kv_dtype),     FIELD(threads)});
   }
   {
     typedef BestCall Call;
