@@ -142,6 +142,8 @@ def test_quantised_folders_have_scales(tmp_path: Path) -> None:
     assert "FP8 matrices" in first.report.weights
     assert second.report.weights == "bfloat16"
     assert same(said(first)[1], said(second)[1])
+    assert runner_of(one, model_impl="transformers", capture=False)
+    assert runner_of(other, model_impl="transformers", capture=False)
 
 
 @pytest.mark.parametrize("config", [V2, V3], ids=["v2", "v3"])

@@ -283,11 +283,10 @@ def check_finite(weights: torch.Tensor, name: str, file: Path) -> None:
 
 
 def values_in(folder: Path, matrices: Sequence[QuantisedMatrix]) -> dict[str, torch.Tensor]:
-    """Every tensor of a quantised folder under its own name, these matrices as values; without
-    scales of the KV cache."""
+    """Every tensor of a quantised folder under its own name, these matrices as values."""
     with ExitStack() as stack:
         found = with_matrices(_open(_files(folder), stack), matrices, folder)
-        return {name: tensor.read() for name, tensor in found.items() if not place_of(name)}
+        return {name: tensor.read() for name, tensor in found.items()}
 
 
 def _together(matrices: list[torch.Tensor]) -> torch.Tensor:
