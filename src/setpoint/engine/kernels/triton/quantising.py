@@ -61,11 +61,9 @@ def quantise(
     scale = tl.where(is_zero, 0.0, tl.where(is_finite, scale, float("nan")))
     values = tl.where(is_finite[:, None], values * inverse[:, None], 0.0)
     values = tl.reshape(values, (WIDTH,))
-    if whole:
-        # Numbers of this size have no digits behind the point, so the sum is rounded to even.
-        found = ((values + 12582912.0) - 12582912.0).to(tl.int8)
-    else:
-        found = nearest_codes(values, 3)
+    # Numbers of this size have no digits behind the point, so the sum is rounded to even.
+    rounded = (values + 12582912.0) - 12582912.0
+    found = rounded.to(tl.int8) if whole else nearest_codes(values, 3)
     tl.store(codes + row * COLUMNS + column, found, mask=inside)
     group = tl.arange(0, WIDTH // GROUP)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
