@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from setpoint.core.model import KeptBlocks
 from setpoint.engine.executor.build_runner import EngineConfig, dequantised_blocks
@@ -38,6 +39,22 @@ def test_a_gpu_multiplies_the_codes_of_a_folder(
     assert all(isinstance(each, RoundedWeight) for each in kept)
     assert "not rounded" not in runner.report.weights
     assert 0 < distance(logits_of(runner, 9), expected) < 0.15
+
+
+def test_scales_of_activations_that_are_not_used_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = quantise(write_tiny(tmp_path / "plain", LLAMA), tmp_path, "fp8 tensor")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(2):
+        tensors[f"model.layers.{layer}.self_attn.q_proj.input_scale"] = torch.tensor([0.01])
+    save_file(tensors, file, {"format": "pt"})
+    monkeypatch.setitem(linear_method.BLOCK_METHODS, "cpu", linear_method.BLOCK_METHODS["cuda"])
+    weights = runner_of(folder, capture=False).report.weights
+    assert weights.endswith(
+        "; 2 have a scale of activations that is not used: each token has its own"
+    )
 
 
 @pytest.mark.parametrize(

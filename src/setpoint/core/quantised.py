@@ -107,6 +107,8 @@ class QuantisedMatrix:
     """The values of the codes, if they are no whole numbers."""
     is_float: bool = False
     """Whether the codes are numbers of 8 bits in E4M3, without a zero."""
+    has_input_scale: bool = False
+    """Whether the folder has a scale of its inputs in E4M3."""
     order: str = ""
     """Tensor of the group of each input; "": groups are runs of neighbours."""
     is_symmetric: bool = False

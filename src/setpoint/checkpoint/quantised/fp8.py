@@ -14,6 +14,7 @@ from setpoint.core.quantised import Codes, QuantisedMatrix
 
 E4M3 = "F8_E4M3"
 SCALE, BLOCK_SCALE = "weight_scale", "weight_scale_inv"
+INPUT_SCALES = "input_scale", "activation_scale"
 NOTE = "meet activations that are not rounded to 8 bits as the folder asks"
 
 
@@ -41,9 +42,9 @@ def float_matrix(
         block = outputs if is_one else 1, inputs
     rows, group = min(block[0], outputs), inputs if block[1] == -1 else min(block[1], inputs)
     tensors.take_scales(scales, (-(-outputs // rows), -(-inputs // group)))
-    for name in (f"{path}.input_scale", f"{path}.activation_scale"):
-        if name in tensors:
-            tensors.take_scales(name, (1, 1))
+    names = [f"{path}.{name}" for name in INPUT_SCALES if f"{path}.{name}" in tensors]
+    for name in names:
+        tensors.take_scales(name, (1, 1))
     return QuantisedMatrix(
         f"{path}.weight",
         (shape[0], shape[1]),
@@ -52,5 +53,6 @@ def float_matrix(
         group,
         rows=rows,
         is_float=True,
+        has_input_scale=bool(names),
         note=note,
     )

@@ -41,6 +41,7 @@ IGNORED = ("rotary_emb.inv_freq",)
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Types of stored tensors that are read as numbers."""
 NO_ROUNDING = "meet activations that are not rounded to 8 bits as the folder asks"
+OWN_SCALES = "have a scale of activations that is not used: each token has its own"
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
 
@@ -242,7 +243,7 @@ class CheckpointFiles:
             return
         note = tensor.matrix.note or (NO_ROUNDING if tensor.matrix.activations else "")
         if rounds and tensor.matrix.is_float:
-            note = note.removeprefix(NO_ROUNDING).removeprefix(" and ")
+            note = OWN_SCALES if tensor.matrix.has_input_scale else ""
         if note:
             self.notes[note] += kind != W8A8
         if self._with_blocks and not kind:
