@@ -20,6 +20,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.expert_placement import Placement, first_placements
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
 from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ROUNDED, W8A8, ModelSpec
+from setpoint.core.plain_file import SETTINGS_MIB, read_plain
 from setpoint.core.records import Fallback
 from setpoint.engine.attention.attention_backend import (
     AttentionBackend,
@@ -225,6 +226,19 @@ def _cache_scales(config: EngineConfig, group: Group) -> tuple[LayerScales, str]
     largest = f"all are 1; K and V beyond {torch.finfo(kind).max:g} are cut off"
     said = f"{with_ranges(scales)} ({origin})" if scales else largest
     return scales, "; ".join((said, *found.notes()))
+
+
+def about_cache_scales(config: EngineConfig) -> bytes:
+    """What decides the scales of the KV cache on all ranks; empty: all are 1. Raises
+    CheckpointError or OSError."""
+    if _dtype(config.kv_dtype, KV_DTYPES).itemsize > 1:
+        return b""
+    if config.quantization_param_path is not None:
+        return read_plain(config.quantization_param_path, SETTINGS_MIB)
+    if config.load_format == "dummy":
+        return b""
+    scales = scales_in_folder(config.model_folder, config.spec).by_layer
+    return repr(scales).encode() if scales else b""
 
 
 def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Chosen:

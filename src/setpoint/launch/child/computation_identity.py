@@ -14,11 +14,10 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.expert_placement import FILE_MIB
 from setpoint.core.identity import short_digest, sources_digest, weights_sample
 from setpoint.core.operations import LoadWeights
-from setpoint.core.plain_file import SETTINGS_MIB, read_plain
+from setpoint.core.plain_file import read_plain
 from setpoint.core.version import __version__
 from setpoint.core.weightfiles import Identities, identities, weight_files
-from setpoint.engine.executor.build_runner import EngineConfig
-from setpoint.engine.models.cache_scales import scales_in_folder
+from setpoint.engine.executor.build_runner import EngineConfig, about_cache_scales
 
 OF_A_NODE = ("model_folder", "num_threads", "quantization_param_path", "seed", "spec")
 """Fields of EngineConfig that may differ: node 0 sends the seed, and the numbers of the spec and
@@ -64,18 +63,6 @@ class ComputationIdentity:
         except (SetpointError, OSError):
             return {}  # who loads them says what is wrong
 
-    def _cache_scales(self) -> str:
-        """A digest of the scales of all ranks; "none": there are none."""
-        config = self.engine
-        if not config.kv_dtype.startswith("fp8"):
-            return "none"
-        if config.quantization_param_path is not None:
-            return short_digest(read_plain(config.quantization_param_path, SETTINGS_MIB))
-        if self.is_dummy:
-            return "none"
-        scales = scales_in_folder(config.model_folder, config.spec).by_layer
-        return short_digest(repr(scales).encode()) if scales else "none"
-
     def facts(self) -> dict[str, str]:
         """Name -> value, for people to read."""
         config, spec = self.engine, self.engine.spec
@@ -94,7 +81,7 @@ class ComputationIdentity:
         if config.init_expert_location != "trivial":
             content = read_plain(config.init_expert_location, FILE_MIB)
             numbers["the file of --init-expert-location"] = short_digest(content)
-        numbers["the scales of the KV cache"] = self._cache_scales()
+        numbers["the scales of the KV cache"] = short_digest(about_cache_scales(config))
         values = {
             "the version of Setpoint": f"{__version__} (sources {sources_digest()})",
             "the digest of the weights": (
