@@ -127,7 +127,7 @@ def test_one_scale_for_both(plain: Path, tmp_path: Path) -> None:
 
 
 def test_quantised_folders_have_scales(tmp_path: Path) -> None:
-    """Of fp8, and one that has only a quantised cache."""
+    """One folder has weights in fp8, the other has only a quantised cache."""
     folder = write_tiny(tmp_path / "model", LLAMA)
     quantised, dequantised = quantise(folder, tmp_path, "float-quantized")
     scheme = FLOATS | {"strategy": "tensor", "dynamic": False}

@@ -73,7 +73,7 @@ def test_numbers_are_divided_by_their_scale(
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @each_level
 def test_scales_multiply_what_is_read(level: str, kind: torch.dtype) -> None:
-    """In powers of two, by which no rounding differs: of V also the results."""
+    """Powers of two change no rounding, neither of scores nor of results."""
     for number, case in enumerate(CASES):
         variant = list(VARIANTS)[number % len(VARIANTS)]
         for dtype in (FP32, BF16):

@@ -14,7 +14,7 @@ LARGEST = {E4M3: 0x7E, E5M2: 0x7B}
 HEADS = 8
 
 SCALES = (0.013, 3.0, 2.0**-20, 1e30)
-"""Of a cache: usual ones, and such that most numbers are the largest or zero."""
+"""Scales of a cache: usual ones, and such that most numbers are the largest or zero."""
 
 
 def quotients(values: torch.Tensor, scale: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from setpoint.config.decisions import Book
 from setpoint.config.options import Options
+from setpoint.core.cache_scales import OPTION, scales_in_file
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import BLOCKS_INT8, INT8_KINDS, ROUNDED, W8A8, ModelSpec
 from setpoint.core.quantised import QUANTIZATIONS, method_of
@@ -109,4 +110,24 @@ def _blocks_int8(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
         f"given: the {' and '.join(rounded)} blocks of the model are multiplied by activations that"
         " are rounded to 8 bits; answers differ from those in bfloat16, which setpoint bench"
         " quality measures, and depend on the load",
+    )
+
+
+def check_cache_scales(options: Options, model: ModelSpec) -> None:
+    """Raise ConfigError for a file of scales that the KV cache does not need, or that does not
+    fit."""
+    path, kind = options.model.quantization_param_path, options.model.kv_cache_dtype
+    if path is None:
+        return
+    if not kind.startswith("fp8"):
+        raise ConfigError(
+            f"{OPTION} {path} has scales of a KV cache in fp8; give --kv-cache-dtype fp8_e4m3, or"
+            " leave it out."
+        )
+    scales_in_file(
+        path,
+        num_layers=model.num_layers,
+        rank=0,
+        num_ranks=options.parallel.ranks_per_engine,
+        model_type=model.model_type,
     )

@@ -27,10 +27,9 @@ from setpoint.config.groups.tiers import storage_config
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import GROUP_OF, OPTION_FIELDS, Options
 from setpoint.config.placement import Placement, RankPlacement, place_ranks
-from setpoint.config.quantization import settle_quantization
+from setpoint.config.quantization import check_cache_scales, settle_quantization
 from setpoint.config.resolved import DTYPE_BYTES, ResolvedConfig
 from setpoint.config.workload import apply_profile
-from setpoint.core.cache_scales import OPTION, scales_in_file
 from setpoint.core.errors import ConfigError
 from setpoint.core.graph_sizes import GraphSizes
 from setpoint.core.model import ModelSpec
@@ -153,7 +152,7 @@ def settle_model(book: Book, model: ModelSpec, hardware: Hardware, env: EnvSetti
     _model_impl(book)
     settle_quantization(book, model, device, dtype)
     _kv_cache_dtype(book, dtype)
-    _check_cache_scales(book.options, model)
+    check_cache_scales(book.options, model)
     _context_length(book, model, env)
     _max_body_bytes(book)
     return device
@@ -207,26 +206,6 @@ def _kv_cache_dtype(book: Book, dtype: str) -> None:
         book.put("kv_cache_dtype", dtype, "the same as dtype")
     elif asked in _LONG_DTYPES:
         book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
-
-
-def _check_cache_scales(options: Options, model: ModelSpec) -> None:
-    """Raise ConfigError for a file of scales that the KV cache does not need, or that does not
-    fit."""
-    path, kind = options.model.quantization_param_path, options.model.kv_cache_dtype
-    if path is None:
-        return
-    if not kind.startswith("fp8"):
-        raise ConfigError(
-            f"{OPTION} {path} has scales of a KV cache in fp8; give --kv-cache-dtype fp8_e4m3, or"
-            " leave it out."
-        )
-    scales_in_file(
-        path,
-        num_layers=model.num_layers,
-        rank=0,
-        num_ranks=options.parallel.ranks_per_engine,
-        model_type=model.model_type,
-    )
 
 
 def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:

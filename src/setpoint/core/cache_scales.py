@@ -32,10 +32,10 @@ PARTS = {
     **{f"attn_mqa.{part}_scale": part for part in ("k", "v")},
     **dict.fromkeys(("prob_scale", "attn.prob_scale", "prob_output_scale"), "prob"),
 }
-"""The name of a scale in the attention of a layer -> what it is of. ``k_scale`` is what
-llm-compressor writes, ``k_proj.k_scale`` NVIDIA's Model Optimizer, ``k_proj.output_scale`` AutoFP8
-and Quark; ``kv_scale``, of both, is an old one; the others are names in vLLM and SGLang, whose
-loaders take all of them."""
+"""The name of a scale in the attention of a layer -> what it is of. llm-compressor writes scales
+into the attention, NVIDIA's Model Optimizer into k_proj and v_proj, and AutoFP8 and Quark write
+those of the outputs of k_proj and v_proj; a scale of both is an old spelling. The others are names
+in vLLM and SGLang, whose loaders take all of them."""
 STORED_DTYPE = "float8_e4m3fn"
 """The dtype that a file of scales must name; SGLang and vLLM know no other."""
 
