@@ -112,7 +112,7 @@ def test_prompt_logprobs_in_blocks(
         return driver.run(plan).prompt_logprobs[0]
 
     whole = run()
-    monkeypatch.setattr(logprobs, "BLOCK_BYTES", 4 * 131 * rows_per_block)
+    monkeypatch.setattr(logprobs, "REPORT_BYTES", 4 * 131 * rows_per_block)
     pieces = run()
     assert whole.ids.tolist() == pieces.ids.tolist() == PROMPT[4:]
     np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-6)

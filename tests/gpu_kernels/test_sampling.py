@@ -23,13 +23,16 @@ from setpoint.engine.runner import model_runner
 from setpoint.engine.runner.batch import ForwardBatch
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.runner.step_block import StepBlock
-from setpoint.engine.sampling import device_sampler, sampler
+from setpoint.engine.sampling import device_sampler, logprobs, sampler
 from setpoint.engine.sampling.columns import SLOT_DTYPE, Columns, SamplingRows
 from setpoint.engine.sampling.distribution import distribution
 from setpoint.engine.sampling.edits import edit_logits
 from setpoint.engine.sampling.random import uniform
+from setpoint.planning import memory
 from setpoint_testing import interpreted_triton as interpreted_triton
+from setpoint_testing.live_bytes import LiveBytes
 from setpoint_testing.plans import Driver
+from setpoint_testing.specs import tiny_spec
 from setpoint_testing.tiny_models import write_tiny_llama
 
 # isort: split
@@ -340,6 +343,32 @@ def test_what_a_batch_needs_is_known_on_the_host() -> None:
         assert device_sampler._draws(rows.columns[:count]) is draws
 
 
+@pytest.mark.parametrize("reports", ["none", "logprobs", "facts"])
+def test_the_memory_plan_knows_what_sampling_needs(
+    reports: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that need everything: edits, masks, candidates, and a report of each."""
+    vocabulary, n = 8192, 12
+    spec = tiny_spec(vocab_size=vocabulary)
+    monkeypatch.setattr(logprobs, "REPORT_BYTES", 2 * 4 * vocabulary)
+    monkeypatch.setattr(memory, "REPORT_BYTES", 2 * 4 * vocabulary)
+    options = {
+        "none": None,
+        "logprobs": RequestOptions(logprobs=LogprobOptions(top=3)),
+        "facts": RequestOptions(token_facts=("sampling_mask",)),
+    }[reports]
+    rows = rows_of([EDITED[4]] * n, vocabulary, 14, options)
+    logits = torch.randn(n, vocabulary, dtype=torch.float32).bfloat16()
+    masks = masks_of(rows, vocabulary, list(range(n)))
+    with torch.inference_mode(), LiveBytes() as live:
+        device_sampler.sample_on_device(logits, rows, masks, Ops())
+    assert memory.CANDIDATE_BYTES == 8 * sampling.CAPACITY
+    planned = memory.sampling_bytes(spec, num_sampling=n, dtype_bytes=2, by_kernels=True)
+    found = logits.nbytes + live.peak
+    assert 0.5 * planned < found < planned, (found, planned)
+    assert found > logits.nbytes + 4 * n * vocabulary, "the copy that is edited was counted"
+
+
 WARM = SamplingParams(temperature=0.8)
 
 
@@ -356,7 +385,7 @@ def run(folder: Path, second: SamplingParams = WARM) -> tuple[list[list[int]], l
         SamplingParams(top_p=0.7, frequency_penalty=0.4),
         SamplingParams(temperature=0.0, min_new_tokens=3, logit_bias=((5, 2.0),)),
     ]
-    tokens, logprobs = [], []
+    tokens, values = [], []
     for number in range(3):
         plan = driver.plan()
         for slot, each in enumerate(samplings):
@@ -378,8 +407,8 @@ def run(folder: Path, second: SamplingParams = WARM) -> tuple[list[list[int]], l
         words = np.full((1, 16), 0x55555555, np.int32)
         done = driver.run(plan, TokenMasks(np.array([1], np.int32), words) if number == 1 else None)
         tokens.append(done.token_ids.tolist())
-        logprobs += done.output_logprobs[2].values.tolist()
-    return tokens, logprobs
+        values += done.output_logprobs[2].values.tolist()
+    return tokens, values
 
 
 @pytest.mark.parametrize("block", [2, 256])
@@ -390,9 +419,9 @@ def test_steps_have_the_tokens_of_the_cpu(
     expected, wanted = run(folder)
     monkeypatch.setattr(model_runner, "reading_is_free", lambda device: False)
     monkeypatch.setattr(model_runner, "logits_rows", lambda device: block)
-    found, logprobs = run(folder)
+    found, values = run(folder)
     assert found == expected
-    np.testing.assert_allclose(logprobs, wanted, atol=1e-5)
+    np.testing.assert_allclose(values, wanted, atol=1e-5)
 
 
 def test_a_row_that_cannot_be_sampled_continues_with_other_parameters(

@@ -11,6 +11,10 @@ LOGITS_ROWS, GPU_LOGITS_ROWS = 256, 1024
 """Most sampling rows whose logits exist at the same time, on a CPU and on a GPU; a step with more
 rows computes them in blocks. On a GPU that would take its logits out of the graph."""
 
+REPORT_BYTES = 64 << 20
+"""Most bytes of fp32 logits whose logprobs or other facts are computed at the same time; more rows
+take several turns."""
+
 
 def logits_rows(device: str) -> int:
     """The number of such rows on this kind of device."""

@@ -16,7 +16,13 @@ from setpoint.core.cachegroups import CacheLayout, cache_layout
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.footprint import Footprint
 from setpoint.core.graph_sizes import NO_GRAPHS, GraphSizes
-from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES, logits_rows
+from setpoint.core.limits import (
+    CAPTURED_TOKENS,
+    LOGITS_ROWS,
+    REFERENCE_SCORES,
+    REPORT_BYTES,
+    logits_rows,
+)
 from setpoint.core.model import BLOCK_KINDS, ROUNDED, ModelSpec
 from setpoint.core.pagerows import CacheCosts
 
@@ -136,10 +142,29 @@ def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> i
     return num_tokens * dtype_bytes * (3 * spec.hidden_size + largest)
 
 
-def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> int:
-    """Peak bytes of sampling ``num_sampling`` rows. Logits are in the model's dtype; drawing a
-    token from the whole sorted vocabulary needs six more copies in float32 or wider."""
-    return num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
+SORTED_COPIES = 6
+"""Copies of logits, in float32 or wider, that exist while a vocabulary is sorted and summed."""
+
+CANDIDATE_BYTES = 8 * 8192
+"""Bytes of a row's list of candidates in the kernels that sample, tokens and weights."""
+
+
+def sampling_bytes(
+    spec: ModelSpec, *, num_sampling: int, dtype_bytes: int, by_kernels: bool
+) -> int:
+    """Peak bytes of sampling ``num_sampling`` rows. Logits are in the model's dtype.
+
+    by_kernels: a device's kernels sample (``engine.sampling.device_sampler``). They need a copy of
+    the logits that are edited, in float32, and the candidates of each row, but sort nothing; what
+    is reported of rows is computed for REPORT_BYTES of them at a time. Otherwise the whole
+    vocabulary of all rows is sorted.
+    """
+    wide = max(dtype_bytes, 4) * spec.vocab_size
+    logits = num_sampling * dtype_bytes * spec.vocab_size
+    if not by_kernels:
+        return logits + SORTED_COPIES * num_sampling * wide
+    reported = min(num_sampling * wide, max(REPORT_BYTES, wide))
+    return logits + num_sampling * (wide + CANDIDATE_BYTES) + SORTED_COPIES * reported
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) -> int:
@@ -286,7 +311,8 @@ class MemoryModel:
     head_copied: bool
     """True: linear weights are packed, so that a tied embedding takes memory twice."""
     reference_attention: bool
-    """True: attention is ``torch_ref``, which gathers K and V and needs room for scores."""
+    """True: attention is ``torch_ref``, which gathers K and V and needs room for scores. On a GPU
+    sampling may then be torch's, too."""
     page_size: int
     context_len: int
     step_tokens: int
@@ -383,7 +409,12 @@ class MemoryModel:
                 dtype_bytes=self.dtype_bytes,
             )
         rows, sampling = max(self.step_tokens, num_slots), min(num_slots, logits_rows(self.device))
-        total += sampling_bytes(self.spec, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
+        total += sampling_bytes(
+            self.spec,
+            num_sampling=sampling,
+            dtype_bytes=self.dtype_bytes,
+            by_kernels=self.device != "cpu" and not self.reference_attention,
+        )
         if footprint is None or footprint.activations is None:
             return total + activation_bytes(
                 self.spec, num_tokens=rows, dtype_bytes=self.dtype_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -65,9 +66,26 @@ def test_parts_by_hand() -> None:
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert SPEC.kv_bytes_per_token(4) == TOKEN
     assert activation_bytes(SPEC, num_tokens=1, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
-    assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
-    assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
+    sampling = partial(sampling_bytes, SPEC, by_kernels=False)
+    assert sampling(num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
+    assert sampling(num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
     assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
+
+
+def test_kernels_that_sample_need_one_copy_and_little_more() -> None:
+    """1,024 rows of 128,256 logits: 1.2 GB and not 3.4 GB."""
+    spec = replace(SPEC, vocab_size=128_256)
+    sampling = partial(sampling_bytes, spec, num_sampling=1024, dtype_bytes=2)
+    rows = 1024 * (128_256 * (2 + 4) + 65_536)
+    assert sampling(by_kernels=True) == rows + 6 * 64 * MIB
+    assert sampling(by_kernels=False) > 2.6 * sampling(by_kernels=True)
+    few = sampling_bytes(spec, num_sampling=2, dtype_bytes=2, by_kernels=True)
+    assert few == 2 * (128_256 * (2 + 4 + 24) + 65_536)
+    gpu = replace(GPU_MODEL, spec=spec, requested_slots=1024)
+    torch_sampled = replace(gpu, reference_attention=True)
+    assert gpu.workspace(10_000) + 1.9 * GIB < torch_sampled.workspace(10_000)
+    cpu = replace(gpu, device="cpu")
+    assert cpu.workspace(10_000) > 256 * 128_256 * (4 + 24)
 
 
 def test_a_step_reads_all_weights_but_a_table_of_tokens() -> None:
@@ -228,6 +246,8 @@ def test_a_cpu_pool_leaves_workspace_and_reserve() -> None:
 def test_workspace_counts_what_is_touched_on_a_cpu() -> None:
     many = replace(CPU_MODEL, context_len=1 << 20, requested_slots=200)
     on_cpu, on_gpu = many.workspace(16_000), replace(many, device="cuda").workspace(16_000)
+    sampling = partial(sampling_bytes, SPEC, num_sampling=200, dtype_bytes=4)
+    on_gpu += sampling(by_kernels=False) - sampling(by_kernels=True)
     tables = table_bytes(200, context_len=1 << 20, page_size=16)
     assert on_gpu - on_cpu == tables - (4 * (16_000 + 1000) + 8 * KIB * 200)
 

@@ -18,6 +18,7 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.distribution import distribution
+from setpoint.engine.sampling.logprobs import in_blocks
 
 UNUSED = -1
 """Pads a token's list to the width of the tensor."""
@@ -59,8 +60,8 @@ def token_facts(
     """The facts that the rows want. logits [S, V] after edits, ids [S]."""
     found = []
     for name, compute in COMPUTE.items():
-        which = np.flatnonzero([name in rows.facts_of(slot) for slot in rows.slots.tolist()])
-        if len(which):
+        wanted = np.flatnonzero([name in rows.facts_of(slot) for slot in rows.slots.tolist()])
+        for which in in_blocks(wanted, logits.shape[1]):
             index = to_device(which, logits.device)
             numbers = compute(logits[index], ids[index], rows.columns[which], ops, peek=peek)
             found.append(TokenFact(name, which, numbers))

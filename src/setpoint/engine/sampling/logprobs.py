@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens, and of prompt tokens in blocks of bounded size.
+"""Logprobs of sampled tokens and of prompt tokens, in blocks of bounded size.
 
 Output logprobs are computed after edits and temperature, before truncation; prompt logprobs are
 computed from the raw logits (docs/sglang/sampling.md#logprobs).
@@ -6,18 +6,16 @@ computed from the raw logits (docs/sglang/sampling.md#logprobs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from setpoint.core.limits import REPORT_BYTES
 from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
-
-BLOCK_BYTES = 64 << 20
-"""Most bytes of fp32 logits that exist at the same time for prompt logprobs."""
 
 SUM_BLOCK = 256
 """Logits that are summed together, when a log softmax is made of sums of blocks."""
@@ -69,17 +67,31 @@ def output_logprobs(
 ) -> Logprobs:
     """Logprobs of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that
     want them."""
-    which = np.flatnonzero(rows.columns["logprobs"])
-    columns = rows.columns[which]
-    index = to_device(which, logits.device)
-    return gather_logprobs(
-        logits[index],
-        ids[index],
-        int(columns["num_top"].max()),
-        to_device(picked_ids(rows, which), logits.device),
-        ops,
-        temperature=to_device(columns["temperature"], logits.device),
-    )
+    blocks = []
+    for which in in_blocks(np.flatnonzero(rows.columns["logprobs"]), logits.shape[1]):
+        columns = rows.columns[which]
+        index = to_device(which, logits.device)
+        blocks.append(
+            gather_logprobs(
+                logits[index],
+                ids[index],
+                int(columns["num_top"].max()),
+                to_device(picked_ids(rows, which), logits.device),
+                ops,
+                temperature=to_device(columns["temperature"], logits.device),
+            )
+        )
+    return blocks[0] if len(blocks) == 1 else concatenate_logprobs(blocks)
+
+
+def in_blocks(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+    """The rows, so many at a time that their fp32 logits take at most REPORT_BYTES."""
+    size = rows_at_a_time(vocab_size)
+    return (rows[begin : begin + size] for begin in range(0, len(rows), size))
+
+
+def rows_at_a_time(vocab_size: int) -> int:
+    return max(1, REPORT_BYTES // (4 * vocab_size))
 
 
 def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
@@ -158,6 +170,6 @@ def prompt_logprobs(
                 logits, ids[begin : begin + size], num_top, wanted.expand(len(logits), -1), ops
             )
         )
-        begin, size = begin + size, max(1, BLOCK_BYTES // (4 * logits.shape[1]))
+        begin, size = begin + size, rows_at_a_time(logits.shape[1])
     fields = ("values", "ids", "top_values", "top_ids", "picked")
     return Logprobs(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
