@@ -6,7 +6,10 @@ In float64, because torch's products on a CPU round by the number of rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from setpoint.core.graph_sizes import NO_GRAPHS
 from setpoint.core.progress import reported_to
 from setpoint.doctor.observations import Evidence, Facts
 from setpoint.doctor.readers.log.startup import learn
+from setpoint.engine.runner import step_footprint
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.dense_attention import DenseAttention
 from setpoint_testing.fake_graphs import FakeGraphs
@@ -32,6 +36,7 @@ from setpoint_testing.graph_steps import (
     pretend_graphs,
     steps,
 )
+from setpoint_testing.live_bytes import LiveBytes
 from setpoint_testing.plans import allocate_rows
 
 
@@ -52,8 +57,25 @@ def test_graphs_compute_what_eager_steps_compute(
     assert graphs[0].num_replays == ways.count("graph") > 10
 
 
+def measure_peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the CPU's tensors be counted as an allocator of a GPU counts its own. -> the peaks"""
+    peaks = []
+
+    def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+        with LiveBytes() as live:
+            run()
+        peaks.append(live.peak)
+        return live.peak
+
+    monkeypatch.setattr(step_footprint, "peak_bytes", peak_bytes)
+    return peaks
+
+
 def test_the_log_says_what_was_captured(
-    tmp_path: Path, graphs: list[FakeGraphs], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    graphs: list[FakeGraphs],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The words are those of SGLang, which the doctor reads."""
     caplog.set_level("INFO", "setpoint.engine.runner.graph_way")
@@ -74,8 +96,54 @@ def test_the_log_says_what_was_captured(
     learn(facts, end, Evidence(1, end))
     assert (facts.graph_batch_sizes, facts.available_gb) == ([1, 2, 4, 8], 1.0)
     caplog.clear()
-    runner.footprint(step_tokens=8, context_len=CONTEXT)
+    peaks = measure_peaks(monkeypatch)
+    found = runner.footprint(step_tokens=8, context_len=CONTEXT)
+    assert [found.activations] == peaks
     assert not caplog.messages, "graphs are captured once, when the pool has its size"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_largest_step_is_measured_by_running_it(
+    family: str, tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is proportional to the number of tokens, and writes no row's keys and values."""
+    peaks = measure_peaks(monkeypatch)
+    runner = make_runner(write_tiny(tmp_path, FAMILIES[family].config), capture=False)
+    one, two = (
+        runner.footprint(step_tokens=count, context_len=CONTEXT).activations for count in (64, 128)
+    )
+    assert [one, two] == peaks
+    assert 1.9 * one < two < 2.1 * one
+    runner.pool.memory.zero_()
+    step_footprint.activation_bytes(runner.forward_pass, runner.backends, 64)
+    assert runner.pool.memory.any()
+    assert not any(cache[1:].any() for layer in runner.pool.layers for cache in layer)
+
+
+def test_a_step_that_does_not_fit_at_the_start_is_told(
+    tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+        raise torch.OutOfMemoryError(TOLD)
+
+    monkeypatch.setattr(step_footprint, "peak_bytes", peak_bytes)
+    runner = make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=False)
+    with pytest.raises(
+        OutOfMemoryError, match=r"step of 64 tokens .*allocate 512.00 MiB"
+    ) as raised:
+        runner.footprint(step_tokens=64, context_len=CONTEXT)
+    assert "Lower --chunked-prefill-size" in str(raised.value)
+
+
+def test_ranks_do_not_run_a_step_that_the_others_do_not_run(
+    tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = measure_peaks(monkeypatch)
+    runner = make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=False)
+    group = SimpleNamespace(size=2, rank=0)
+    runner.backends = replace(runner.backends, group=group)
+    assert runner.footprint(step_tokens=64, context_len=CONTEXT).activations is None
+    assert not peaks
 
 
 def test_without_sizes_nothing_is_captured(tmp_path: Path, graphs: list[FakeGraphs]) -> None:
@@ -152,6 +220,6 @@ def test_no_memory_for_any_graph_ends_the_start(
     tmp_path: Path, graphs: list[FakeGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = lack_memory(monkeypatch, set(range(1, 99)))
-    with pytest.raises(OutOfMemoryError, match="single graph of decode steps: CUDA out of memory"):
+    with pytest.raises(OutOfMemoryError, match="single one of decode steps: CUDA out of memory"):
         make_runner(write_tiny(tmp_path, FAMILIES["llama"].config), capture=True)
     assert last == [len(SIZES.rows)]

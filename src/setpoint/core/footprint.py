@@ -19,7 +19,7 @@ class Footprint:
     """Number of tokens in the step that ``activations`` describes."""
     activations: int | None
     """Largest total size of that step's temporaries at any time, without logits; it is proportional
-    to the number of tokens. None if only running such a step could tell."""
+    to the number of tokens. None if it could not be measured."""
 
     def of_ranks(self, size: int, weights: int) -> Footprint:
         """The footprint of ``size`` ranks in one memory, if each of them has what this one has,

@@ -23,12 +23,14 @@ class LostSteps:
         half as many prompt tokens in a step. Raises OutOfMemoryError if that has not helped."""
         state, page = self._state, self._state.cache.page_size
         lack = error.lack
+        kind = "Prefill" if state.inflight[-1].num_prefill_rows else "Decode"
+        what = f"{kind} out of memory: {lack.why}"  # the doctor knows SGLang's first words
         if error.is_final or state.largest_chunk is not None:
             raise OutOfMemoryError(
-                f"The device has too little memory for a step: {lack.why}. What would fit: a"
-                f" --mem-fraction-static that is {lack.less_static} lower, a smaller"
-                f" --chunked-prefill-size (now {state.chunk or 'off'}) or --max-running-requests"
-                f" (now {state.settings.max_running_requests}), or a smaller --cuda-graph-max-bs."
+                f"{what}. What would fit: a --mem-fraction-static that is {lack.less_static} lower,"
+                f" a smaller --chunked-prefill-size (now {state.chunk or 'off'}) or"
+                f" --max-running-requests (now {state.settings.max_running_requests}), or a smaller"
+                " --cuda-graph-max-bs."
             )
         half = (state.chunk or state.settings.max_prefill_tokens) // 2
         state.largest_chunk = max(half // page * page, page)
@@ -36,9 +38,8 @@ class LostSteps:
         self._observer.on(
             Fallback(
                 f"a step computes at most {state.largest_chunk} prompt tokens",
-                f"the device had too little memory for a step ({lack.why}); a start with a"
-                f" --mem-fraction-static that is {lack.less_static} lower leaves more free, as does"
-                " a smaller --chunked-prefill-size or --max-running-requests. The next time the"
-                " engine ends",
+                f"{what}; a start with a --mem-fraction-static that is {lack.less_static} lower"
+                " leaves more free, as does a smaller --chunked-prefill-size or"
+                " --max-running-requests. The next time the engine ends",
             )
         )

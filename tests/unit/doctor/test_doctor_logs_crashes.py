@@ -356,3 +356,45 @@ def test_a_small_model_over_several_devices() -> None:
 def test_a_slow_backend() -> None:
     report = Log(backend="'torch_native'").start().serve(160, 200, 0.93).report()
     assert asked(report) == ("backend-suboptimal", "--attention-backend", "set", "fa3")
+
+
+LOST = (
+    "Prefill out of memory: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total"
+    " capacity of 79.10 GiB of which 98.00 MiB is free"
+)
+"""What Setpoint says of a step that its device has no memory for."""
+
+
+def test_a_step_that_setpoint_lost_twice_is_an_oom_of_its_kind() -> None:
+    log = Log("2026").start().serve(20, 0, 0.5)
+    log.say("Fallback: a step computes at most 4096 prompt tokens (" + LOST + "; a start with …)")
+    log.serve(20, 0, 0.5, num=2).say("The engine ends: a step failed as a whole. Requests: a")
+    log.raw(
+        "Traceback (most recent call last):",
+        '  File "/x/site-packages/setpoint/scheduler/loop.py", line 1, in _lose',
+        "setpoint.core.errors.OutOfMemoryError: " + LOST + ". What would fit: a"
+        " --mem-fraction-static that is 0.02 (1536 MiB) lower, a smaller --chunked-prefill-size",
+    )
+    verdict, flag, direction, _ = asked(log.report())
+    assert (verdict, flag, direction) == ("oom-prefill", "--chunked-prefill-size", "decrease")
+
+
+def test_graphs_that_were_left_out_are_no_failure() -> None:
+    log = Log("2026").say(ARGS, BEGIN, END, POOL, POOL_END)
+    log.say(
+        "Fallback: steps run partly eagerly (there is no memory for graphs of decode steps with 512"
+        " requests (CUDA out of memory. Tried to allocate 1.50 GiB). Lower --cuda-graph-max-bs)"
+    )
+    log.say(READY, "The server is fired up and ready to roll!").serve(20, 0, 0.5, num=3)
+    assert not any(found.cause.startswith("oom") for found in log.report().findings)
+
+
+def test_a_start_without_memory_for_a_graph_is_told() -> None:
+    log = Log("2026").say(ARGS, BEGIN, END, POOL, POOL_END)
+    log.say(
+        "Engine 0 died: Capture of CUDA graphs failed: there is no memory for a single one of decode"
+        " steps: CUDA out of memory. Tried to allocate 512.00 MiB. Lower --cuda-graph-max-bs"
+    )
+    report = log.report()
+    assert report.verdict == "oom-init"
+    assert "capturing the CUDA graphs failed" in report.findings[0].summary

@@ -66,7 +66,7 @@ def test_chunks_stay_half_as_large_and_it_is_told() -> None:
     assert max(prompts[3:]) == 8
     (told,) = harness.recorder.of(Fallback)
     assert told.what == "a step computes at most 8 prompt tokens"
-    assert "Tried to allocate 2.00 GiB" in told.why
+    assert told.why.startswith("Prefill out of memory: out of memory. Tried to allocate 2.00 GiB; ")
     assert "--mem-fraction-static that is 0.03 (2048 MiB) lower" in told.why
     for flag in ("--chunked-prefill-size", "--max-running-requests"):
         assert flag in told.why

@@ -7,9 +7,10 @@ on tensors and host arrays; knows nothing of models, slots or plans.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,17 @@ def pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The host's tensor in memory from which the device copies by itself; the same tensor for a
     device that does not."""
     return tensor.pin_memory() if device.type in PINNED else tensor
+
+
+def drawn_uniformly(
+    shape: tuple[int, ...], low: float, high: float, *, seed: int, device: torch.device
+) -> torch.Tensor:
+    """Numbers in float32, drawn on the device from a seed that no other draw uses or changes."""
+    values = torch.empty(shape, dtype=torch.float32, device=device)
+    if device.type == "meta":  # has no generator, and no numbers
+        return values
+    generator = torch.Generator(device).manual_seed(seed)
+    return values.uniform_(low, high, generator=generator)
 
 
 class SharedTensor:
@@ -130,6 +142,20 @@ def _event() -> torch.cuda.Event:
     return event
 
 
+@contextlib.contextmanager
+def beside_steps(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
+    """A block whose work a GPU does beside the steps, on ``stream``, once it has done what had been
+    enqueued for the steps before."""
+    stream.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """A queue of a GPU's work beside that of the steps."""
+    return torch.cuda.Stream(device)
+
+
 def wait(point: Mark) -> None:
     """Wait until the device has reached this mark."""
     if not isinstance(point, float):
@@ -158,6 +184,16 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
     else:
         give_back_heap()
+
+
+def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+    """The most memory that tensors took while ``run`` ran on a GPU, in addition to what they took
+    before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    return int(torch.cuda.max_memory_allocated(device)) - before
 
 
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")

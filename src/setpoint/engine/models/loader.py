@@ -19,7 +19,9 @@ from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.progress import report
 from setpoint.core.quantised import QuantisedMatrix
 from setpoint.core.weightfiles import Identities, identities
+from setpoint.engine.kernels.device import lack_of
 from setpoint.engine.kernels.host_memory import give_back_heap
+from setpoint.engine.kernels.pinned_ring import WeightCopies
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.models.weight_sources import CheckpointFiles, Dummy, Part
 from setpoint.engine.parallel.group import Span
@@ -45,7 +47,8 @@ def load_weights(
     """Allocate and fill every parameter. Returns the size of the weights in bytes.
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws each tensor from ``seed``
-    and its own name, so that the same model and seed give the same weights everywhere. wrapped: the
+    and its own name, so that the same model and seed give the same weights on every device of a
+    kind. wrapped: the
     folder holds a multimodal model, and ``model`` is its language model. matrices: those that it
     stores as codes and scales. exact: the method for layers that are never quantised
     (``is_exact``). blocks: method for weights that the folder also holds as blocks; None: they are
@@ -56,6 +59,7 @@ def load_weights(
         raise ConfigError(
             f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy."
         )
+    copies = WeightCopies(device)
     with ExitStack() as stack:
         source: Dummy | CheckpointFiles = Dummy(seed)
         if load_format != "dummy":
@@ -67,6 +71,7 @@ def load_weights(
                 fused_experts=getattr(model, "fused_experts", False),
                 matrices=matrices,
                 values=values,
+                copies=copies,
             )
         if only is None:
             model.loaded_files, model.weight_notes = source.identities, source.notes
@@ -82,7 +87,7 @@ def load_weights(
                 if number % (len(modules) // 20 + 1) == 0:
                     _report_and_trim(100 * number // len(modules))
                 how = (exact, None) if getattr(module, "is_exact", False) else (method, blocks)
-                num_bytes += _fill(module, plan[name], source, dtype, device, *how)
+                num_bytes += _fill(module, plan[name], source, dtype, device, copies, *how)
         _check_same(model, identities(source.identities))
         return num_bytes
 
@@ -92,6 +97,12 @@ def _lack_of_memory_told(device: torch.device) -> Iterator[None]:
     """Raise OutOfMemoryError where torch cannot allocate on the device."""
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"The weights do not fit into the memory of {device}: {lack_of(error, device).why}."
+            " Free memory or use a smaller model; quantized weights (--quantization fp8) take half"
+            " as much, and --tp-size divides them among GPUs."
+        ) from None
     except RuntimeError as error:
         if "memory" in str(error):
             raise OutOfMemoryError(
@@ -175,6 +186,7 @@ def _fill(
     source: Dummy | CheckpointFiles,
     dtype: torch.dtype,
     device: torch.device,
+    copies: WeightCopies,
     method: LinearMethod,
     blocks: BlockMethod | None,
 ) -> int:
@@ -186,7 +198,7 @@ def _fill(
             mixed = getattr(module, "mixes_blocks", False)
             kept = source.read_blocks(parts, blocks, mixed=mixed)
             if kept is not None:
-                kept = [GgufWeight(each.kind, each.rows.to(device)) for each in kept]
+                kept = [GgufWeight(each.kind, copies.send(each.rows)) for each in kept]
                 continue
         wide = name in getattr(module, "wide", ())
         own = torch.promote_types(dtype, torch.float32) if wide else dtype

@@ -183,8 +183,8 @@ class GraphWay:
         )
         if not captured:
             raise OutOfMemoryError(
-                f"There is no memory for a single graph of {kind.name} steps: {lack.why}. {advice},"
-                " or use --disable-cuda-graph."
+                f"Capture of CUDA graphs failed: there is no memory for a single one of"
+                f" {kind.name} steps: {lack.why}. {advice}, or use --disable-cuda-graph."
             )
         why = (
             f"there is no memory for graphs of {kind.name} steps with"

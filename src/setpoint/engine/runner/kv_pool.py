@@ -13,7 +13,7 @@ import torch
 
 from setpoint.core.cachegroups import CacheLayout
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.engine.kernels.device import claim
+from setpoint.engine.kernels.device import claim, lack_of
 from setpoint.engine.kernels.host_memory import let_go
 
 
@@ -48,6 +48,13 @@ class KVPool:
         sizes = [math.prod(shape) for shape in shapes]
         try:
             self.memory = claim((self.layout.num_slabs, sum(sizes)), self._dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            lack = lack_of(error, self.device)
+            raise OutOfMemoryError(
+                f"No memory on {self.device} for a KV pool of {self._pages[0] - 1} pages of"
+                f" {self._pages[1]} tokens: {lack.why}. End what else uses the device, or start"
+                f" with a --mem-fraction-static that is {lack.less_static} lower."
+            ) from None
         except RuntimeError as error:
             raise OutOfMemoryError(
                 f"No memory on {self.device} for a KV pool of {self._pages[0] - 1} pages of"

@@ -279,7 +279,7 @@ class ModelRunner:
         """Measure the engine's memory with a pool of one page, so that the pool's size can be
         computed from it; call ``allocate`` again afterwards. step_tokens: size of the step whose
         temporaries are counted. Graphs of a device are not captured here, because that takes long
-        and one slot has only the smallest."""
+        and one slot has only the smallest. Raises OutOfMemoryError."""
         recorded = reading_is_free(self.device)
         self.allocate(num_pages=1, max_slots=1, context_len=context_len, with_ways=recorded)
         return Footprint(

@@ -8,6 +8,7 @@ page size. What a row has no page for (0) is left out on the way in, and undefin
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import reading_is_free
 from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.engine.runner.page_copies import PageCopies
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,8 +36,12 @@ class PageRows:
             ]
             for group in pool.layout.groups
         ]
-        self._on_cpu = reading_is_free(pool.device)
-        self._parts = [[part.numpy() if self._on_cpu else part for part in each] for each in parts]
+        on_cpu = reading_is_free(pool.device)
+        largest = max(part.shape[1] for each in parts for part in each)
+        self._reading, self._writing = (
+            None if on_cpu else PageCopies(pool.device, largest) for _ in range(2)
+        )
+        self._parts = [[part.numpy() if on_cpu else part for part in each] for each in parts]
         """For each group, its layers' parts: [pages, bytes of one page]."""
         self.row_bytes = sum(part.shape[1] for each in parts for part in each)
         """Bytes of one page row."""
@@ -46,12 +52,13 @@ class PageRows:
         if out is None:
             out = np.empty(len(table) * self.row_bytes, np.uint8)
         at = 0
-        for column, parts in enumerate(self._parts):
-            pages = table[:, column]
-            for part in parts:
-                end = at + len(pages) * part.shape[1]
-                self._read(part, pages, out[at:end].reshape(len(pages), -1))
-                at = end
+        with nullcontext() if self._reading is None else self._reading.turn():
+            for column, parts in enumerate(self._parts):
+                pages = table[:, column]
+                for part in parts:
+                    end = at + len(pages) * part.shape[1]
+                    self._read(part, pages, out[at:end].reshape(len(pages), -1))
+                    at = end
         return out
 
     def write(self, rows: Ids, data: Bytes, *, first: int = 0) -> None:
@@ -59,27 +66,25 @@ class PageRows:
         table = rows.reshape(-1, self.width)
         num_rows, at = first + len(table), 0
         assert len(data) == num_rows * self.row_bytes, "bytes of another number of rows"
-        for column, parts in enumerate(self._parts):
-            pages = table[:, column]
-            for part in parts:
-                end = at + num_rows * part.shape[1]
-                self._write(part, pages, data[at:end].reshape(num_rows, -1)[first:])
-                at = end
+        with nullcontext() if self._writing is None else self._writing.turn():
+            for column, parts in enumerate(self._parts):
+                pages = table[:, column]
+                for part in parts:
+                    end = at + num_rows * part.shape[1]
+                    self._write(part, pages, data[at:end].reshape(num_rows, -1)[first:])
+                    at = end
 
     def _read(self, part: Bytes | torch.Tensor, pages: Ids, out: Bytes) -> None:
-        if not self._on_cpu:
-            index = torch.from_numpy(pages.astype(np.int64)).to(part.device)
-            out[:] = part.index_select(0, index).cpu().numpy()
+        if self._reading is not None:
+            self._reading.read(part, pages, out)
             return
         for begin, end in _runs(pages):
             page = int(pages[begin])
             out[begin:end] = part[page : page + end - begin]
 
     def _write(self, part: Bytes | torch.Tensor, pages: Ids, data: Bytes) -> None:
-        if not self._on_cpu:
-            there = np.flatnonzero(pages)
-            index = torch.from_numpy(pages[there].astype(np.int64)).to(part.device)
-            part.index_copy_(0, index, torch.from_numpy(data[there]).to(part.device))
+        if self._writing is not None:
+            self._writing.write(part, pages, data)
             return
         for begin, end in _runs(pages):
             page = int(pages[begin])

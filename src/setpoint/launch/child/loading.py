@@ -15,6 +15,7 @@ from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.cachegroups import layout_summary
 from setpoint.core.control import EngineFacts
 from setpoint.core.errors import ConfigError
+from setpoint.core.footprint import Footprint
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
@@ -34,7 +35,7 @@ from setpoint.engine.parallel.split import cached_spec
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 from setpoint.launch.decision_log import log_decisions
 from setpoint.observe.logline import FOR_FILES, FOR_TERMINALS, gib, ready_line
-from setpoint.planning.memory import MemoryPlan
+from setpoint.planning.memory import MemoryModel, MemoryPlan, activation_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +84,8 @@ def load_engine(
     own = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     after = before - weight_bytes if is_standby else min(after, before - weight_bytes)
     cached, footprint = cached_spec(spec, group.size), own.of_ranks(num_sharing, weight_bytes)
-    plan = memory_model(
-        config, cached, attention=loaded.attention, model_impl=loaded.model_impl
-    ).plan(before, available_after_load=after, footprint=footprint)
+    model = memory_model(config, cached, attention=loaded.attention, model_impl=loaded.model_impl)
+    plan = model.plan(before, available_after_load=after, footprint=footprint)
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
@@ -99,6 +99,9 @@ def load_engine(
     # A CPU's pages count as taken only when they are first written; the pool will be.
     left = max(min(device_bytes(device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
+    if device != "cpu":
+        pool_bytes, graph_bytes = runner.pool.num_bytes, _graph_bytes(runner)
+        log_planned(model, plan, footprint, pool_bytes=pool_bytes, graph_bytes=graph_bytes)
     _tell_fallbacks(runner, options, observer)
     _log_limits(
         runner, config, pool_tokens=plan.pool_tokens, slots=pool.max_running_requests, left=left
@@ -244,19 +247,16 @@ def log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         logger.debug("Fastest on this processor at level %s: %s.", loaded.level, loaded.choices)
 
 
+MUCH_MORE = 1.15
+"""A part of the memory that takes so many times what was planned is worth a warning."""
+
 TAKEN = "; these are limits: memory is taken when tokens first fill it"
 """About a pool on a CPU, of which no page is touched at the start (decision 0004)."""
 
 
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:
-    captured = sum(way.num_bytes for way in runner.ways)
-    if options.execution.device != "cpu" and plan.graphs_bytes:
-        logger.info(
-            "Graphs take %s GB of memory; %s GB were planned for them.",
-            gib(captured),
-            gib(plan.graphs_bytes),
-        )
-    elif captured:
+    captured = _graph_bytes(runner)
+    if captured and options.execution.device == "cpu":
         logger.debug(
             "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
         )
@@ -278,6 +278,41 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
             runner.page_size,
         )
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
+
+
+def _graph_bytes(runner: ModelRunner) -> int:
+    return sum(way.num_bytes for way in runner.ways)
+
+
+def log_planned(
+    model: MemoryModel,
+    plan: MemoryPlan,
+    footprint: Footprint,
+    *,
+    pool_bytes: int,
+    graph_bytes: int,
+) -> None:
+    """Log what each part of a GPU's memory takes beside what the memory model had said before
+    anything was measured. What takes much more is a warning: a plan of another server would be
+    wrong too."""
+    activations = activation_bytes(
+        model.spec, num_tokens=footprint.step_tokens, dtype_bytes=model.dtype_bytes
+    )
+    for what, measured, planned in (
+        ("The weights take", footprint.weights, model.weights()),
+        (
+            f"Activations of a step of {footprint.step_tokens} tokens take",
+            footprint.activations,
+            activations,
+        ),
+        ("The KV cache takes", pool_bytes, plan.kv_bytes),
+        ("Graphs take", graph_bytes, plan.graphs_bytes),
+    ):
+        if measured is not None and (measured or planned):
+            level = logging.WARNING if measured > MUCH_MORE * planned else logging.INFO
+            logger.log(
+                level, "%s %s GB of memory; %s GB were planned.", what, gib(measured), gib(planned)
+            )
 
 
 def cache_sizes(num_bytes: int, *, is_latent: bool) -> str:

@@ -11,6 +11,7 @@ from setpoint.core.cachegroups import CacheGroup, CacheLayout
 from setpoint.core.model import CachePart
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.page_rows import PageRows
+from setpoint_testing.late_copies import pretend_late
 
 KV = (CachePart("k", 2, 8), CachePart("v", 2, 8))
 ONE = CacheLayout((CacheGroup((0, 1, 2), None),), 3, KV)
@@ -61,3 +62,26 @@ def test_rows_go_from_pool_to_pool(layout: CacheLayout, page_size: int, dtype: t
     PageRows(target).write(last, data, first=len(rows) - 1)
     assert pages_of(target, last) == pages_of(source, rows[-1])
     assert pages_of(target, np.full(width, 3, np.int32)) == before
+
+
+@pytest.mark.parametrize("layout", [ONE, LATENT, WINDOWS], ids=["one", "latent", "windows"])
+def test_copies_of_a_device_are_complete_when_they_return(
+    layout: CacheLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through blocks of three pages, on a device whose copies are as late as they may be."""
+    source, target = (pool_of(layout, 4, torch.bfloat16) for _ in range(2))
+    width = len(layout.groups)
+    rows = np.repeat(np.array([3, 4, 5, 9, 1, 2, 8, 11], np.int32), width)
+    into = np.repeat(np.array([7, 8, 2, 1, 10, 11, 3, 4], np.int32), width)
+    into[::3] = 0  # pages before the window
+    expected = PageRows(source).read(rows)
+    largest = max(part[0].nbytes for parts in source.slabs for part in parts)
+    device = pretend_late(monkeypatch, 3 * largest)
+    reader, writer = PageRows(source), PageRows(target)
+    assert (reader.read(rows) == expected).all()
+    writer.write(into, expected)
+    assert not device.queue, "a page may be read at once"
+    assert device.num_turns == 2, "it waits once for the steps of before"
+    kept = np.where(into == 0, 0, rows)
+    assert pages_of(target, into.reshape(-1, width)) == pages_of(source, kept.reshape(-1, width))
+    assert device.pinned == [3 * largest] * 8, "blocks for reading and for writing"

@@ -145,6 +145,8 @@ def event_in(text: bytes) -> Happened | None:
         return Happened("killed", {"way": "killed"})
     if _SLOTS.search(text):
         return Happened("traceback", {"way": "slots"})
+    if _FALLBACK.match(text):
+        return Happened("fallback")
     if _NO_POOL.search(text) or (_NO_MEMORY.search(text) and not _HINT.search(text)):
         failed = _oom(text)
         free = failed.values.get("free_mib", 0.0)
@@ -186,6 +188,9 @@ _SLOTS = re.compile(rb"alloc_req_slots runs out of memory")
 """The table of running requests is full, which is no memory of the device."""
 MUCH_FREE_MIB = 2048.0
 """With so much free, a runtime that lacks resources lacks others than memory: queues, scratch."""
+_FALLBACK = re.compile(rb"Fallback: (?!.*(?:Prefill|Decode) out of memory)")
+"""A step that was lost for lack of memory is a failed allocation; graphs that were left out are
+not."""
 _NO_POOL = re.compile(rb"profiled value -\d|tensor with negative dimension")
 """The memory profile leaves a negative size for the pool."""
 _HINT = re.compile(
