@@ -68,7 +68,7 @@ def pretend_late(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> LateDevic
     monkeypatch.setattr(page_copies, "beside_steps", device.beside)
     ring = pinned_ring.PinnedRing.__init__
     monkeypatch.setattr(
-        pinned_ring.PinnedRing, "__init__", lambda self, on: ring(self, on, block_bytes)
+        pinned_ring.PinnedRing, "__init__", lambda self, on, *_: ring(self, on, block_bytes)
     )
     index_copy = torch.Tensor.index_copy_
 

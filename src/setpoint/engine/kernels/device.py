@@ -8,6 +8,7 @@ on tensors and host arrays; knows nothing of models, slots or plans.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +30,13 @@ PINNED = {"cuda"}
 def check_device(device: torch.device) -> None:
     """Raise ConfigError if this torch cannot drive the device."""
     if device.type == "cuda" and not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = "is not set" if visible is None else f"is {visible!r}"
         raise ConfigError(
             f"--device cuda was asked for, but torch {torch.__version__} (built for CUDA"
-            f" {torch.version.cuda or 'none'}) sees no CUDA device here; use --device cpu, or auto."
+            f" {torch.version.cuda or 'none'}) sees no CUDA device here: the driver may be older"
+            f" than this torch needs (nvidia-smi tells both), and CUDA_VISIBLE_DEVICES {names}. Use"
+            " --device cpu, or auto."
         )
 
 

@@ -21,6 +21,9 @@ from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import Mark, beside_steps, side_stream, to_device, wait
 from setpoint.engine.kernels.pinned_ring import BLOCKS, PinnedRing, copy_later
 
+BLOCK_BYTES = 1 << 23
+"""Bytes of a block: some hundred pages of a part of a layer."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -30,8 +33,7 @@ class PageCopies:
     def __init__(self, device: torch.device, page_bytes: int) -> None:
         """page_bytes: of the largest page of a part of a layer."""
         self._device = device
-        self._ring = PinnedRing(device)
-        assert page_bytes <= self._ring.num_bytes, "a page that is larger than a block"
+        self._ring = PinnedRing(device, max(BLOCK_BYTES, page_bytes))
         self._stream = side_stream(device)
         self._turn = threading.Lock()
 
@@ -70,7 +72,7 @@ class PageCopies:
             shape = len(which), part.shape[1]
             found = torch.empty(shape, dtype=part.dtype, device=part.device)
             block = self._ring.take()[: found.nbytes].view(shape)
-            np.take(data, which, axis=0, out=block.numpy())
+            np.take(data, which, axis=0, out=block.numpy(), mode="clip")  # "raise" copies twice
             copy_later(found, block)
             part.index_copy_(0, self._sent(pages[which]), found)
             self._ring.enqueued()
