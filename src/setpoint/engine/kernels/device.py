@@ -191,9 +191,12 @@ def give_back(device: torch.device) -> None:
         give_back_heap()
 
 
-def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+def peak_bytes(device: torch.device, run: Callable[[], object]) -> int | None:
     """The most memory that tensors took while ``run`` ran on a GPU, in addition to what they took
-    before."""
+    before; None on a device that has no memory, for which kernels are compiled."""
+    if device.type != "cuda":
+        run()
+        return None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
