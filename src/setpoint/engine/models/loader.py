@@ -47,14 +47,12 @@ def load_weights(
     """Allocate and fill every parameter. Returns the size of the weights in bytes.
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws each tensor from ``seed``
-    and its own name, so that the same model and seed give the same weights on every device of a
-    kind. wrapped: the
-    folder holds a multimodal model, and ``model`` is its language model. matrices: those that it
-    stores as codes and scales. exact: the method for layers that are never quantised
-    (``is_exact``). blocks: method for weights that the folder also holds as blocks; None: they are
-    loaded in ``dtype``. values: see ``CheckpointFiles``. only: the layers to fill, of a model that
-    has been loaded from this folder; None: all. Layers are refused if a file is not the one that
-    the model was loaded from."""
+    and its own name: the same on all devices of a kind. wrapped: the folder holds a multimodal
+    model, and ``model`` is its language model. matrices: those that it stores as codes and scales.
+    exact: the method for layers that are never quantised (``is_exact``). blocks: method for weights
+    that the folder also holds as blocks; None: they are loaded in ``dtype``. values: see
+    ``CheckpointFiles``. only: the layers to fill, of a model that has been loaded from this folder;
+    None: all. They are refused if a file is not the one that the model was loaded from."""
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(
             f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy."
