@@ -69,15 +69,15 @@ def test_a_folder_is_loaded_through_the_ring_alone(
         device.wait(device.mark())  # reading a value waits for the device
         check(weights, *args)
 
-    read_into = weight_sources.CheckpointFiles.read_into
+    fill = WeightCopies.fill
 
-    def reads(self: weight_sources.CheckpointFiles, *args: object) -> None:
-        with LiveBytes() as live:
-            read_into(self, *args)
+    def fills(self: WeightCopies, *args: torch.Tensor) -> None:
+        with LiveBytes() as live:  # what is read is a view of the mapped file
+            fill(self, *args)
         peaks.append(live.peak)
 
     monkeypatch.setattr(weight_sources, "check_finite", checks)
-    monkeypatch.setattr(weight_sources.CheckpointFiles, "read_into", reads)
+    monkeypatch.setattr(WeightCopies, "fill", fills)
     sent = dict(build_runner(config).model.named_parameters())
     assert sent.keys() == plain.keys()
     assert all(torch.equal(sent[name], plain[name]) for name in plain)
