@@ -9,12 +9,17 @@ import pytest
 import triton
 
 from setpoint.engine.kernels.triton.absent_gpu import SHARED_BYTES
+from setpoint_testing.attention_variants import AGAIN
 from setpoint_testing.compiled_triton import CHIPS, recorded, run, variants
 
 
 @pytest.mark.parametrize(
     ("chip", "only"),
-    [(90, "llama"), *(pytest.param(chip, "", marks=pytest.mark.full) for chip in CHIPS)],
+    [
+        (90, "llama"),
+        (90, "invariant products in torch.bfloat16"),
+        *(pytest.param(chip, "", marks=pytest.mark.full) for chip in CHIPS),
+    ],
 )
 def test_kernels_compile_and_need_what_the_table_says(chip: int, only: str, tmp_path: Path) -> None:
     expected = recorded(chip)
@@ -22,6 +27,8 @@ def test_kernels_compile_and_need_what_the_table_says(chip: int, only: str, tmp_
         pytest.skip(f"no table of what kernels need was made with Triton {triton.__version__}")
     found = run(chip, tmp_path, only)
     assert found == {call: needs for call, needs in expected.items() if only in call}
+    # One compiled kernel serves all numbers of rows where bits must not depend on them.
+    assert not [call for call in found if call.endswith(AGAIN)]
     decoding = {variant.name for variant in variants() if variant.decodes}
     for call, kernels in found.items():
         for needs in (each for variants_needs in kernels.values() for each in variants_needs):

@@ -49,11 +49,11 @@ SAMPLING = {
 
 
 def launches_of(
-    tmp_path: Path, family: str, quantization: str = "unquant"
+    tmp_path: Path, family: str, quantization: str = "unquant", *how: str
 ) -> tuple[dict[str, list[str]], int]:
     module, model = "setpoint_testing.counted_launches", str(tmp_path / "model")
     return json.loads(
-        without_interpreter([module, model, family, quantization], tmp_path / "kernels")
+        without_interpreter([module, model, family, quantization, *how], tmp_path / "kernels")
     )
 
 
@@ -63,6 +63,29 @@ def test_a_decode_step_launches_few_kernels(tmp_path: Path) -> None:
     after = ["rms_norm_rows", "take_rows", "linear", "best_of_chunks", "best_of_rows"]
     assert launches.pop("forward") == before + LAYER * num_layers + after
     assert launches == SAMPLING
+
+
+def test_torch_multiplies_nothing_whose_bits_must_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """Nor is a row of attention cut, so there is nothing to merge."""
+    launches, num_layers = launches_of(tmp_path, "llama", "unquant", "invariant")
+    layer = [
+        each.replace("linear", "multiply_tiles") for each in LAYER if each != "attention_merge"
+    ]
+    before = [COPY, "place_step", "attention_plan", "take_rows"]
+    after = ["rms_norm_rows", "take_rows", "multiply_tiles", "best_of_chunks", "best_of_rows"]
+    assert launches.pop("forward") == before + layer * num_layers + after
+    assert launches == SAMPLING
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("deepseek_v2", "unquant"), ("llama", "fp8"), ("gpt_oss", "unquant")],
+)
+def test_nor_in_any_other_model(family: str, quantization: str, tmp_path: Path) -> None:
+    launches, _ = launches_of(tmp_path, family, quantization, "invariant")
+    assert not {"linear", "bmm", "mm", "addmm", "_scaled_mm"} & set(launches["forward"])
+    assert launches["forward"].count("multiply_tiles") > 0
 
 
 @pytest.mark.full

@@ -74,6 +74,20 @@ def test_a_norm_of_a_row_with_nan_leaves_the_others() -> None:
     assert torch.equal(found[[0, 3, 5, 8]], expected[[0, 3, 5, 8]])
 
 
+@pytest.mark.parametrize("columns", [1, 131, 4096, 5003, LARGE])
+def test_sums_of_exponentials_match_the_reference(columns: int) -> None:
+    """Also of rows with NaN and infinities, which leave the others as they are."""
+    torch.manual_seed(columns)
+    logits = torch.randn(9, columns).mul(4)
+    logits[2], logits[3, -1], logits[4, 0] = -torch.inf, torch.nan, torch.inf
+    found = OPS.log_sum_exp(logits)
+    torch.testing.assert_close(
+        found, logits.double().logsumexp(1, keepdim=True).float(), equal_nan=True
+    )
+    assert found[2].item() == -torch.inf
+    assert alone(OPS.log_sum_exp, logits)
+
+
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("size", ROWS_COLUMNS, ids=str)
 @DTYPES

@@ -8,34 +8,13 @@ import torch
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant import fp8, rounded, w8a8_int8
 from setpoint.engine.quant.grouped import TritonExperts, group
-from setpoint.engine.quant.linear_method import GgufWeight
 from setpoint.engine.quant.plain import PlainWeight
-from setpoint.engine.quant.quantised_numbers import Numbers, block_rows
 from setpoint_testing import interpreted_triton as interpreted_triton
+from setpoint_testing.fp8_blocks import in_blocks
 from setpoint_testing.operation_cases import BF16, FP32
 
 SHAPES = [(48, 128), (100, 72), (130, 320), (16, 16)]
 """Outputs and inputs; torch multiplies fp8 only if both are multiples of 16."""
-
-
-def in_blocks(weight: torch.Tensor, bias: torch.Tensor | None) -> rounded.RoundedWeight:
-    """A folder's matrix with scales of 128 × 128, as the loader gives it."""
-    columns, k = weight.shape
-    groups = weight.split(128)
-    scales = torch.cat(
-        [
-            torch.stack([each.abs().amax() / 448 for each in rows.split(128, 1)]).expand(
-                len(rows), -1
-            )
-            for rows in groups
-        ]
-    )
-    each = scales.repeat_interleave(128, 1)[:, :k]
-    codes = (weight / each).to(fp8.E4M3).view(torch.uint8)
-    rows = block_rows(Numbers(codes, scales.contiguous(), 128), 8, "FP8")
-    packed = rounded.create_blocks(BF16, rounded=False).pack_stack([GgufWeight("FP8", rows)], bias)
-    assert packed.scales.shape == (columns, -(-k // 128))
-    return packed
 
 
 def values(packed: rounded.RoundedWeight) -> torch.Tensor:

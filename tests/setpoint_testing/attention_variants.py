@@ -49,13 +49,25 @@ def variants() -> Iterator[tuple[str, Callable[[], object], bool]]:
     for name, model in MODELS.items():
         yield f"{name} attention, decode", lambda model=model: attend(model, 64, 64), True
         yield f"{name} attention, extend", lambda model=model: attend(model, 512, 64), False
+    for name in ("llama-8b", "gpt-oss-20b", "gemma2-9b", "deepseek-v2-lite"):
+        for tokens, words in ((64, ""), (512, f", {AGAIN}")):
+            yield (
+                f"{name} invariant attention{words}",
+                lambda name=name, tokens=tokens: attend(MODELS[name], tokens, 64, invariant=True),
+                True,
+            )
 
 
-def attend(model: Model, tokens: int, rows: int) -> None:
+AGAIN = "with other rows"
+"""Ends the names of calls that launch what the call before has compiled, so that they are not in
+the table."""
+
+
+def attend(model: Model, tokens: int, rows: int, *, invariant: bool = False) -> None:
     """One layer's attention, where the chip has the types."""
     shape = AttentionShape(
         model.heads, model.kv_heads, model.head_dim, 16, BF16, model.kv_dtype, META,
-        model.latent_rank,
+        model.latent_rank, invariant,
     )  # fmt: skip
     cache = (1000, 16, model.kv_heads)
     keys = torch.empty(*cache, model.head_dim, dtype=model.kv_dtype, device=META)

@@ -30,12 +30,18 @@ from setpoint.engine.kernels.device_sampling import (
 )
 from setpoint.engine.kernels.ops import Ops, Routing
 from setpoint.engine.kernels.triton.absent_gpu import SHARED_BYTES
-from setpoint.engine.kernels.triton.grouped import GROUP, Scales, multiply_pairs
+from setpoint.engine.kernels.triton.grouped import (
+    GROUP,
+    Scales,
+    multiply_heads,
+    multiply_pairs,
+)
 from setpoint.engine.kernels.triton.ops import create
 from setpoint.engine.kernels.triton.quantising import quantise_rows
 from setpoint.engine.quant.w8a8_int8 import block_size
 from setpoint_testing import attention_variants
 from setpoint_testing.absent_gpu import Needs, NotingGpu, without_interpreter
+from setpoint_testing.attention_variants import AGAIN
 
 NEEDS = Path(__file__).parents[1] / "gpu_kernels/needs.json"
 """Version of Triton -> chip -> name of a call -> kernel -> needs of the variants that the call is the
@@ -141,6 +147,7 @@ def choose(sizes: Sizes) -> None:
     logits = empty(TOKENS, sizes.vocabulary)
     ops().best_tokens(logits)
     ops().top_tokens(logits, 20)
+    ops().log_sum_exp(empty(TOKENS, sizes.vocabulary, dtype=FP32))
     ops().mask_tokens(logits, POSITIONS, empty(TOKENS, sizes.vocabulary // 32, dtype=INT32))
     ops().soft_cap(logits, 30.0)
 
@@ -206,6 +213,25 @@ def rounded(sizes: Sizes, kind: torch.dtype, group: int) -> None:
             multiply_pairs(codes, weights, None, dtype=BF16, scales=Scales(scales, of_weights))
 
 
+def invariant(kind: torch.dtype, rows: int) -> None:
+    """Products of which a row has the same bits in every batch: dense ones of narrow and of wide
+    tiles, of experts and of heads. kind: of the numbers; e4m3 both with scales of rows and of
+    groups."""
+    for inputs, outputs in ((LLAMA.hidden, LLAMA.hidden), (LLAMA.hidden, 2 * LLAMA.inner)):
+        x = empty(rows, inputs, dtype=kind)
+        weights = empty(1, outputs, inputs, dtype=kind)
+        for groups in (1, inputs // GROUP) if kind == E4M3 else (0,):
+            scales = groups and Scales(
+                empty(rows, groups, dtype=FP32), empty(1, outputs, groups, dtype=FP32)
+            )
+            dtype = BF16 if kind == E4M3 else kind
+            multiply_pairs(x, weights, None, dtype=dtype, scales=scales or None, fixed=True)
+    if kind == BF16:
+        ids, sizes = empty(rows, 6, dtype=INT32), (DEEPSEEK.inner, DEEPSEEK.hidden)
+        multiply_pairs(empty(rows, sizes[1]), empty(64, *sizes), ids, dtype=kind, fixed=True)
+        multiply_heads(empty(rows, 16, 192)[..., :128], empty(16, 512, 128))
+
+
 def products() -> Iterator[Variant]:
     """Products with experts and of numbers of 8 bits; of many tokens, which are multiplied in other
     tiles, too."""
@@ -226,6 +252,16 @@ def products() -> Iterator[Variant]:
         yield Variant(
             f"deepseek experts in {kind}",
             lambda kind=kind: [experts(DEEPSEEK, 64, 6, each, kind) for each in (TOKENS, 4096)],
+            least=least,
+        )
+    for kind in (BF16, torch.float16, FP32, E4M3):
+        least = 90 if kind == E4M3 else 80
+        yield Variant(
+            f"invariant products in {kind}", lambda kind=kind: invariant(kind, 1), least=least
+        )
+        yield Variant(
+            f"invariant products in {kind}, {AGAIN}",
+            lambda kind=kind: [invariant(kind, rows) for rows in (2, 64, 257, 4096)],
             least=least,
         )
     yield Variant("llama int8", lambda: rounded(LLAMA, torch.int8, 0))

@@ -1,10 +1,10 @@
 """What a decode step of a small model launches on a GPU, in order: kernels in Triton, and operations
 of torch, of which each is at least one kernel.
 
-    PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY QUANTIZATION
+    PYTHONPATH=tests python -m setpoint_testing.counted_launches FOLDER FAMILY QUANTIZATION [invariant]
 
 The step runs on meta tensors with the driver of an absent GPU. FOLDER gets the model, a golden one of
-the family.
+the family. invariant: with the kernels of --enable-deterministic-inference.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TorchLaunches(TorchDispatchMode):
 
 
 def decode_launches(
-    folder: Path, family: str, quantization: str
+    folder: Path, family: str, quantization: str, *, invariant: bool
 ) -> tuple[dict[str, list[str]], int]:
     """The launches of a decode step's forward pass, those of each kind of sampling, and the number
     of layers."""
@@ -71,7 +71,7 @@ def decode_launches(
     runner = build_runner(
         EngineConfig(
             str(folder), read_spec(folder), device="meta", dtype="bfloat16", kv_dtype="bfloat16",
-            page_size=PAGE, load_format="dummy", quantization=quantization,
+            page_size=PAGE, load_format="dummy", quantization=quantization, invariant=invariant,
         )
     )  # fmt: skip
     groups = allocate_rows(runner, num_rows=ROWS * PAGES, max_slots=ROWS, context_len=PAGE * PAGES)
@@ -109,4 +109,5 @@ def _decode(
 
 
 if __name__ == "__main__":
-    print(json.dumps(decode_launches(Path(sys.argv[1]), *sys.argv[2:])))
+    where, *what = sys.argv[1:4]
+    print(json.dumps(decode_launches(Path(where), *what, invariant="invariant" in sys.argv[4:])))

@@ -10,6 +10,8 @@ from setpoint.core.model import BLOCKS_INT8
 
 ONE_DEVICE = {"cpu": "cpu", "triton": "cuda", "flashinfer": "cuda", "fa3": "cuda"}
 """Attention implementation -> the only device that it runs on."""
+LIBRARIES = ("flashinfer", "fa3")
+"""Attention implementations whose bits of a row depend on its batch, as far as is known."""
 PLANNED_ON_HOST = ("torch_ref", "flashinfer")
 """Attention implementations whose steps cannot be captured as graphs."""
 OF_STEPS = ("prefill_attention_backend", "decode_attention_backend")
@@ -80,39 +82,53 @@ def attention_of(book: Book, kind: str) -> str:
 PROMISE = (
     "every C++ kernel sums in an order that does not depend on the number of rows (docs/kernels.md)"
 )
+GPU_PROMISE = (
+    "every product is a kernel in Triton that sums in one order, and attention reads what is before"
+    " a token in one order, so a token's bits depend on the tokens before it alone: on no batch, no"
+    " chunk and no cached prefix (docs/gpu.md)"
+)
 
 
 def settle_determinism(book: Book, device: str) -> None:
     """Say in ``--enable-deterministic-inference`` which promise holds. Raises ConfigError if more
     is asked for."""
     name = "enable_deterministic_inference"
-    exception = _dependence(book, device)
-    if not book.get(name):
-        why = exception or f"not asked for, but where the C++ kernels run: {PROMISE}"
-        book.put(name, False, why)
-    elif exception:
-        raise ConfigError(f"{flag_of(name)} cannot be promised here: {exception}. Leave it out.")
+    exception, is_cpu = _dependence(book, device), device == "cpu"
+    if book.get(name):
+        if exception:
+            raise ConfigError(
+                f"{flag_of(name)} cannot be promised here: {exception}. Leave it out."
+            )
+        book.put(name, True, f"given; {PROMISE if is_cpu else GPU_PROMISE}")
+    elif is_cpu:
+        book.put(
+            name, False, exception or f"not asked for, but where the C++ kernels run: {PROMISE}"
+        )
     else:
-        book.put(name, True, f"given; {PROMISE}")
+        book.put(
+            name,
+            False,
+            "not asked for: on a GPU the products of cuBLAS depend on the number of rows and"
+            " attention on the chunk; with the option, slower kernels do not",
+        )
 
 
 def _dependence(book: Book, device: str) -> str:
     """What makes a row's bits depend on its batch, or may do so; "" if nothing is known to."""
-    if device != "cpu":
-        return (
-            "on a GPU, attention in Triton, norms and sampling do not depend on a row's batch, but"
-            " the products of cuBLAS do, and there is no product yet that does not"
-        )
     if book.get("quantization") == BLOCKS_INT8:
         return f"--quantization {BLOCKS_INT8} multiplies 24 rows and more in another way"
-    if book.get("dtype") not in CPU_KERNEL_DTYPES:
+    if device == "cpu" and book.get("dtype") not in CPU_KERNEL_DTYPES:
         return (
             f"products in {book.get('dtype')} are torch's, which round by the number of rows;"
             f" those in {' and '.join(CPU_KERNEL_DTYPES)} do not"
         )
+    for kind in ("prefill", "decode"):
+        if attention_of(book, kind) in LIBRARIES:
+            return f"attention by {attention_of(book, kind)} depends on the batch"
     for field, value in (
         ("model_impl", "transformers"),
         ("attention_backend", "torch_ref"),
+        ("decode_attention_backend", "torch_ref"),
         ("enable_torch_compile", True),
     ):
         if book.get(field) == value:

@@ -117,26 +117,46 @@ def test_what_is_promised_about_bits() -> None:
     decision = reason(decide(asked), "enable_deterministic_inference")
     assert decision.value is True
     assert "does not depend on the number of rows (docs/kernels.md)" in decision.why
-    for hardware, words in ((CPU, "where the C++ kernels run"), (GPU, "products of cuBLAS do")):
+    for hardware, words in (
+        (CPU, "where the C++ kernels run"),
+        (GPU, "the products of cuBLAS depend on the number of rows and attention on the chunk"),
+    ):
         decision = reason(decide(hardware=hardware), "enable_deterministic_inference")
         assert (decision.value, decision.warn) == (False, False)
         assert words in decision.why
-    with pytest.raises(
-        ConfigError, match=r"cannot be promised here: on a GPU, attention in Triton, norms"
-    ):
-        decide(asked, GPU)
+    decision = reason(decide(asked, GPU), "enable_deterministic_inference")
+    assert decision.value is True
+    assert "on no batch, no chunk and no cached prefix (docs/gpu.md)" in decision.why
+    for dtype in ("float16", "float32"):
+        options = Options.of(enable_deterministic_inference=True, dtype=dtype)
+        assert reason(decide(options, GPU), "enable_deterministic_inference").value is True
+
+
+TORCHS = [
+    ({"model_impl": "transformers"}, "with --model-impl transformers some"),
+    ({"attention_backend": "torch_native"}, "with --attention-backend torch_ref some"),
+    ({"enable_torch_compile": True}, "with --enable-torch-compile some"),
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dtype": "float16"}, "products in float16 are torch's"),
-        ({"model_impl": "transformers"}, "with --model-impl transformers some"),
-        ({"attention_backend": "torch_native"}, "with --attention-backend torch_ref some"),
-        ({"enable_torch_compile": True}, "with --enable-torch-compile some"),
-    ],
+    ("options", "words"), [({"dtype": "float16"}, "products in float16 are torch's"), *TORCHS]
 )
 def test_what_may_depend_on_the_batch_is_not_promised(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         decide(Options.of(enable_deterministic_inference=True, **options))
     assert words in reason(decide(Options.of(**options)), "enable_deterministic_inference").why
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *TORCHS,
+        ({"decode_attention_backend": "torch_ref"}, "--decode-attention-backend torch_ref some"),
+        ({"attention_backend": "fa3"}, "attention by fa3 depends on the batch"),
+        ({"decode_attention_backend": "flashinfer"}, "attention by flashinfer depends"),
+    ],
+)
+def test_nor_is_it_promised_on_a_gpu(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        decide(Options.of(enable_deterministic_inference=True, **options), GPU)

@@ -37,6 +37,9 @@ class AttentionShape:
     device: torch.device
     v_head_dim: int = 0
     """Size of a head's V and of its output; 0: head_dim."""
+    invariant: bool = False
+    """Whether a token's bits must depend on the tokens before it alone, not on its chunk, where
+    that costs time (``triton_attention``)."""
 
     @property
     def value_dim(self) -> int:

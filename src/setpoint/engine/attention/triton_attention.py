@@ -4,6 +4,9 @@ rows, planned on the device, so that a captured step serves all lengths.
 A step of T tokens in n rows with T = n has one token in every row, and the kernels of wide rows are
 not launched for it. Nothing else depends on the rows but what the kernels read. Rows without
 positions (kv_len 0) and tokens of no row get 0.
+
+With ``AttentionShape.invariant`` all rows are wide and none is cut, so that a token's bits depend
+on the tokens before it alone; a few rows on long prefixes then leave most of the chip idle.
 """
 
 from __future__ import annotations
@@ -83,10 +86,10 @@ class TritonAttention:
     def __init__(
         self,
         shape: AttentionShape,
-        classes: tuple[RowClass, RowClass],
+        classes: tuple[RowClass, ...],
         room_bytes: int = ROOM_BYTES,
     ) -> None:
-        """classes: narrow rows and wide ones."""
+        """classes: narrow rows and wide ones, or one for all."""
         self._shape, self._classes = shape, classes
         self._kernels: ModuleType = importlib.import_module(
             "setpoint.engine.kernels.triton.attention"
@@ -148,7 +151,7 @@ class TritonAttention:
             self._kernels.attention_plan[(1,)](
                 batch.kv_lens, batch.cu_q, plan, rows, window, BLOCK_Q=sizes.block_q,
                 PIECE=sizes.piece, MOST=sizes.most, WORK=sizes.work, ROWS=compiled(rows),
-                WIDE=sizes.wide, **self._separate,
+                WIDE=sizes.wide, EVERY=sizes.every, **self._separate,
             )  # fmt: skip
 
     def forward(
@@ -169,7 +172,7 @@ class TritonAttention:
             self._plan(step, window)
         plans = self._plans[batch.group, window, compiled(len(batch.slots))]
         # Tokens of no row pad a step with several tokens in a row; nothing writes their results.
-        new = q.new_empty if len(step.parts) == 1 else q.new_zeros
+        new = q.new_empty if len(q) == len(batch.slots) else q.new_zeros
         out = new((*q.shape[:2], shape.value_dim))
         for part, plan in zip(step.parts, plans, strict=False):
             self._launch(part, plan, (q, k_cache, v_cache), batch, variant, out)
@@ -213,17 +216,18 @@ def compiled(rows: int) -> int:
     return next(each for each in ROWS if rows <= each)
 
 
-def row_classes(shape: AttentionShape, capability: int) -> tuple[RowClass, RowClass]:
-    """Narrow rows and wide ones of this shape; capability 0: on the newest GPU."""
+def row_classes(shape: AttentionShape, capability: int) -> tuple[RowClass, ...]:
+    """Narrow rows and wide ones of this shape, or one class for all; capability 0: on the newest
+    GPU."""
     size = max(shape.head_dim, shape.value_dim)
     group = shape.num_heads // shape.num_kv_heads
 
     def of(wide: bool) -> RowClass:
         chosen = tiles(capability, size, shape.dtype.itemsize, group, wide)
         heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim
-        return RowClass(wide, *heads, chosen, PIECES[wide])
+        return RowClass(wide, *heads, chosen, PIECES[wide], every=shape.invariant)
 
-    return of(wide=False), of(wide=True)
+    return (of(wide=True),) if shape.invariant else (of(wide=False), of(wide=True))
 
 
 def create(shape: AttentionShape) -> TritonAttention:

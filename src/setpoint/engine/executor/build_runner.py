@@ -37,7 +37,13 @@ from setpoint.engine.kernels.host_memory import noted_mappings, why_small_pages
 from setpoint.engine.kernels.kernel_registry import ChosenKernel, choose_ops
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.weight_file import WeightFile
-from setpoint.engine.layers.context import Backends, multiply, multiply_grouped
+from setpoint.engine.layers.context import (
+    Backends,
+    multiply,
+    multiply_grouped,
+    multiply_grouped_invariant,
+    multiply_invariant,
+)
 from setpoint.engine.models.cache_scales import (
     CacheScales,
     number_of_scales,
@@ -108,6 +114,10 @@ class EngineConfig:
     checkpoint, if it has any."""
     moe_dense_tp_size: int | None = None
     """1: every rank has all of the MLPs that are not experts; None: they are divided."""
+    invariant: bool = False
+    """Whether, on a GPU, the bits of a token's results must depend on the tokens before it alone:
+    neither on its batch nor on its chunk. What cannot promise it must be refused
+    (``launch.child.loading``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -146,9 +156,7 @@ def build_runner(
     runner = ModelRunner(
         model=model,
         spec=spec,
-        backends=Backends(
-            chosen.ops.impl, chosen.attention.impl, multiply, multiply_grouped, group, data
-        ),
+        backends=_backends(config, chosen, group, data),
         page_size=config.page_size,
         dtype=_dtype(config.dtype),
         kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
@@ -161,7 +169,7 @@ def build_runner(
             experts=_experts(model, spec),
             model_impl="setpoint" if native else "transformers",
             ops=chosen.ops.name,
-            linear=chosen.linear.name,
+            linear=f"{chosen.linear.name}{', invariant' if config.invariant else ''}",
             attention=chosen.attention.name,
             level=_level(chosen),
             choices=summary(load().choices) if _level(chosen) else "",
@@ -175,6 +183,13 @@ def build_runner(
     if not native:
         check_logits(runner)
     return runner
+
+
+def _backends(config: EngineConfig, chosen: _Chosen, group: Group, data: DataRanks) -> Backends:
+    products: tuple[Any, Any] = multiply, multiply_grouped
+    if config.invariant and chosen.ops.name == "triton":
+        products = multiply_invariant, multiply_grouped_invariant
+    return Backends(chosen.ops.impl, chosen.attention.impl, *products, group, data)
 
 
 def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
@@ -252,6 +267,7 @@ def _choose(config: EngineConfig, spec: ModelSpec, device: torch.device) -> _Cho
         kv_dtype=_dtype(config.kv_dtype, KV_DTYPES),
         device=device,
         v_head_dim=spec.value_dim,
+        invariant=config.invariant,
     )
     return _Chosen(
         choose_ops(device, dtype),

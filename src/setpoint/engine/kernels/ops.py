@@ -107,6 +107,11 @@ class Ops(Protocol):
         the indices are distinct but arbitrary."""
         ...
 
+    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [R, V] in fp32 or float64 -> the logarithms of their sums of exponentials, [R, 1].
+        A row's bits do not depend on the others. Rows of minus infinity give minus infinity."""
+        ...
+
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
         """Set logits [S, V] to -inf in place where a bit of words [R, >= V / 32] int32 is 0. Bit v
         of words[i], counted from the lowest bit of its first word, stands for token v of row

@@ -16,6 +16,24 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+SUM_BLOCK = 256
+"""Logits that are summed together, when a log softmax is made of sums of blocks."""
+
+
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """See ``Ops.log_sum_exp``. The order of the sum depends on V alone. torch divides the sum of a
+    single long row among its threads, but never one of several sums, so the blocks are summed
+    first."""
+    highest = logits.amax(dim=-1, keepdim=True)
+    # A row without a finite logit has no highest one to subtract.
+    highest = torch.where(highest.isfinite(), highest, torch.zeros_like(highest))
+    weights = (logits - highest).exp()
+    in_blocks = logits.shape[1] // SUM_BLOCK * SUM_BLOCK
+    blocks = weights[:, :in_blocks].unflatten(1, (-1, SUM_BLOCK)).sum(dim=-1)
+    rest = weights[:, in_blocks:].sum(dim=-1, keepdim=True)
+    return (blocks.sum(dim=-1, keepdim=True) + rest).log() + highest
+
+
 class RefOps:
     """Implements ``kernels.ops.Ops``."""
 
@@ -58,6 +76,8 @@ class RefOps:
         from_end = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
         keys = ((ordered << 32) | from_end).topk(count, dim=-1).values
         return logits.shape[1] - 1 - (keys & 0xFFFFFFFF)
+
+    log_sum_exp = staticmethod(log_sum_exp)
 
     def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
         bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1

@@ -14,7 +14,7 @@ from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.parallel.data_ranks import DataRanks
 from setpoint.engine.parallel.group import Group
 from setpoint.engine.quant.grouped import GroupedWeight
-from setpoint.engine.quant.linear_method import PackedWeight
+from setpoint.engine.quant.linear_method import InvariantProduct, PackedWeight
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,6 +42,18 @@ def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
 def multiply_grouped(weight: GroupedWeight, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The ``Backends.multiply_grouped`` that simply calls the weights."""
     return weight(x, ids)
+
+
+def multiply_invariant(weight: InvariantProduct, x: torch.Tensor) -> torch.Tensor:
+    """The ``Backends.multiply`` that gives a row the same bits in every batch on a GPU."""
+    return weight.invariant(x)
+
+
+def multiply_grouped_invariant(
+    weight: InvariantProduct, x: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    """The ``Backends.multiply_grouped`` that gives a row the same bits in every batch on a GPU."""
+    return weight.invariant(x, ids)
 
 
 @dataclass(slots=True, frozen=True)

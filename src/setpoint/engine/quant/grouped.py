@@ -110,7 +110,7 @@ class StackedExperts:
 class TritonExperts:
     """Implements GroupedWeight on the Triton kernel (kernels/triton/grouped.py), for unchanged
     weights and those of 8 bits: no number goes back to the host, and a row's bits do not depend on
-    the other rows. Has not run on a GPU."""
+    the other rows, but on how many there are. Has not run on a GPU."""
 
     def __init__(self, weights: Sequence[PlainWeight], first: int = 0) -> None:
         self.num_bytes = sum(weight.num_bytes for weight in weights)
@@ -134,6 +134,13 @@ class TritonExperts:
                 setattr(weight, name, part)  # so that it is held once
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self._multiplied(x, ids, fixed=False)
+
+    def invariant(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """See ``quant.linear_method.InvariantProduct``."""
+        return self._multiplied(x, ids, fixed=True)
+
+    def _multiplied(self, x: torch.Tensor, ids: torch.Tensor, *, fixed: bool) -> torch.Tensor:
         from setpoint.engine.kernels.triton.grouped import Scales, multiply_pairs
 
         rows, scales = x, None
@@ -148,6 +155,7 @@ class TritonExperts:
             first=self._first,
             biases=self._stacks.get("bias"),
             scales=scales,
+            fixed=fixed,
         )
 
 

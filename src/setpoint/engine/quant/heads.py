@@ -39,6 +39,12 @@ class StackedHeads:
         torch.bmm(x.transpose(0, 1), self._weights.transpose(1, 2), out=out.transpose(0, 1))
         return out
 
+    def invariant(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``quant.linear_method.InvariantProduct``."""
+        from setpoint.engine.kernels.triton.grouped import multiply_heads
+
+        return multiply_heads(x, self._weights)
+
 
 class KernelHeads:
     """The same on the C++ kernel (kernels/cpu/products/heads.cpp). A row's bits are those of its

@@ -33,6 +33,15 @@ class PackedWeight(Protocol):
         ...
 
 
+class InvariantProduct(Protocol):
+    """A weight of any kind that can also multiply on a GPU so that a row has the same bits in every
+    batch. Needs Triton."""
+
+    def invariant(self, *args: torch.Tensor) -> torch.Tensor:
+        """Does what calling the weight does."""
+        ...
+
+
 class LinearMethod(Protocol):
     copies: bool
     """True if ``pack`` makes a copy in another layout. A weight that is shared with an embedding

@@ -16,6 +16,13 @@ class PlainWeight:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
+    def invariant(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``quant.linear_method.InvariantProduct``."""
+        from setpoint.engine.kernels.triton.grouped import multiply_pairs
+
+        weights = self.weight.unsqueeze(0)
+        return multiply_pairs(x, weights, None, dtype=x.dtype, biases=self.bias, fixed=True)
+
 
 class PlainLinear:
     """Implements ``quant.linear_method.LinearMethod``."""

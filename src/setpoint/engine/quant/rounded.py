@@ -39,13 +39,20 @@ class RoundedWeight(PlainWeight):
         self.rounding = Rounding(codes, scales)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        from setpoint.engine.kernels.triton.grouped import Scales, multiply_pairs
-
-        codes, scales = self.rounding(x)
         if self.rounding.multiplied_by_torch:
+            codes, scales = self.rounding(x)
             return torch._scaled_mm(
                 codes, self.weight.t(), scales, self.scales.t(), self.bias, out_dtype=x.dtype
             )
+        return self._multiplied(x, fixed=False)
+
+    def invariant(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiplied(x, fixed=True)
+
+    def _multiplied(self, x: torch.Tensor, *, fixed: bool) -> torch.Tensor:
+        from setpoint.engine.kernels.triton.grouped import Scales, multiply_pairs
+
+        codes, scales = self.rounding(x)
         return multiply_pairs(
             codes,
             self.weight.unsqueeze(0),
@@ -53,6 +60,7 @@ class RoundedWeight(PlainWeight):
             dtype=x.dtype,
             biases=self.bias,
             scales=Scales(scales, self.scales),
+            fixed=fixed,
         )
 
     def rows(self, ids: torch.Tensor, scale: float) -> torch.Tensor:

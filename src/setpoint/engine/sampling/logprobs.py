@@ -17,9 +17,6 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
 
-SUM_BLOCK = 256
-"""Logits that are summed together, when a log softmax is made of sums of blocks."""
-
 
 @dataclass(slots=True, frozen=True)
 class Logprobs:
@@ -121,7 +118,7 @@ def gather_logprobs(
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature is not None:
         wide = wide / temperature.unsqueeze(1)
-    total = log_sum_exp(wide)
+    total = ops.log_sum_exp(wide)
     top_ids = ops.top_tokens(logits, min(num_top, logits.shape[1])) if num_top else picked[:, :0]
 
     def at(tokens: torch.Tensor) -> torch.Tensor:
@@ -134,19 +131,6 @@ def gather_logprobs(
         top_ids=top_ids.int(),
         picked=at(picked),
     )
-
-
-def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """[R, V] -> [R, 1]. The order of the sum depends on V alone. torch divides the sum of a single
-    long row among its threads, but never one of several sums, so the blocks are summed first."""
-    highest = logits.amax(dim=-1, keepdim=True)
-    # A row without a finite logit has no highest one to subtract.
-    highest = torch.where(highest.isfinite(), highest, torch.zeros_like(highest))
-    weights = (logits - highest).exp()
-    in_blocks = logits.shape[1] // SUM_BLOCK * SUM_BLOCK
-    blocks = weights[:, :in_blocks].unflatten(1, (-1, SUM_BLOCK)).sum(dim=-1)
-    rest = weights[:, in_blocks:].sum(dim=-1, keepdim=True)
-    return (blocks.sum(dim=-1, keepdim=True) + rest).log() + highest
 
 
 def prompt_logprobs(

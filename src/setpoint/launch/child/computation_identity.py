@@ -26,6 +26,7 @@ FLAGS = {
     "kv_dtype": "--kv-cache-dtype",
     "capture": "whether steps are captured",
     "graph_sizes": "the sizes of graphs",
+    "invariant": "--enable-deterministic-inference",
 }
 """Field -> its option, where the names differ."""
 

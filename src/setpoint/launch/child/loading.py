@@ -112,10 +112,17 @@ def load_engine(
 def _check_promise(loaded: LoadReport, options: Options) -> None:
     """Raise ConfigError if rows were to have the same bits in every batch, and what runs does not
     promise it."""
-    what = "" if loaded.level else "the C++ kernels do not run here"
+    if not options.execution.enable_deterministic_inference:
+        return
+    what = ""
+    if options.execution.device == "cpu":
+        what = "" if loaded.level else "the C++ kernels do not run here"
+    elif {loaded.ops, loaded.attention} != {"triton"}:
+        reasons = [f"{fallback.what}: {fallback.why}" for fallback in loaded.fallbacks]
+        what = f"the kernels in Triton do not run here ({'; '.join(reasons)})"
     if loaded.model_impl == "transformers":
         what = "the model runs on the transformers library's code"
-    if what and options.execution.enable_deterministic_inference:
+    if what:
         raise ConfigError(
             "--enable-deterministic-inference cannot be promised: " + what + ", and torch's"
             " operations may round by the number of rows. Leave it out."

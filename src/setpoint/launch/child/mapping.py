@@ -61,6 +61,9 @@ def engine_config(
         init_expert_location=options.experts.init_expert_location,
         quantization_param_path=options.model.quantization_param_path,
         moe_dense_tp_size=options.experts.moe_dense_tp_size,
+        # CPUs keep the promise anyway.
+        invariant=options.execution.enable_deterministic_inference
+        and options.execution.device != "cpu",
     )
 
 

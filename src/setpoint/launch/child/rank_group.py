@@ -172,7 +172,9 @@ def _connect(computation: ComputationIdentity, store: dist.Store, rank: int, hos
         return nccl_processes(store, rank, size, device=own, timeout_s=timeout_s)
 
     has_nccl = device.type != "cpu"
-    return DistributedGroup(_or_not_met(connect), sums=has_nccl, is_capturable=has_nccl)
+    # In which order NCCL adds depends on the size of what it adds.
+    sums = has_nccl and not computation.engine.invariant
+    return DistributedGroup(_or_not_met(connect), sums=sums, is_capturable=has_nccl)
 
 
 def _or_not_met(connect: Callable[[], object]) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from setpoint.engine.sampling.logprobs import SUM_BLOCK, log_sum_exp
+from setpoint.engine.kernels.ref import SUM_BLOCK, log_sum_exp
 
 
 @pytest.fixture(autouse=True)

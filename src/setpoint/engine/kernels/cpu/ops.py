@@ -26,12 +26,14 @@ from setpoint.engine.kernels.cpu.calls import (
 )
 from setpoint.engine.kernels.cpu.library import DTYPES, KV_DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import SCORINGS, KernelsUnavailable, Routing
+from setpoint.engine.kernels.ref import log_sum_exp
 
 
 class CpuOps:
     """Implements ``kernels.ops.Ops`` for tensors of one dtype."""
 
     sampling = None
+    log_sum_exp = staticmethod(log_sum_exp)
 
     def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
         self._dtype = dtype

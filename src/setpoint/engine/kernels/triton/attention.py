@@ -1,6 +1,7 @@
 """Attention over the paged pool in Triton: the kernels.
 
-The rows of a step are of two classes: *narrow* rows have one token, *wide* rows have more. A wide
+The rows of a step are of two classes: *narrow* rows have one token, *wide* rows have more (or all
+rows are wide, ``RowClass.every``). A wide
 row's tokens form blocks of queries; a narrow row is one block. The positions that a row sees are
 cut into pieces, so that a long prefix keeps the whole chip busy even for a single token. For each
 class three kernels run:
@@ -38,7 +39,7 @@ DOUBLINGS = tl.constexpr(attention_sizes.DOUBLINGS)
 def attention_plan(
     kv_lens, cu_q, plan, n, window,
     BLOCK_Q: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr, WORK: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Write the plan [FIELDS, n] of one class. Rows of the other have no items. window 0: none."""
     rows = tl.arange(0, ROWS)
@@ -46,7 +47,7 @@ def attention_plan(
     lens = tl.load(kv_lens + rows, mask=inside, other=0)
     begins = tl.load(cu_q + rows, mask=inside, other=0)
     count = tl.load(cu_q + rows + 1, mask=inside, other=0) - begins
-    mine = count > 1 if WIDE else count == 1
+    mine = count > 0 if EVERY else count > 1 if WIDE else count == 1
     blocks = tl.where(mine, (count + BLOCK_Q - 1) // BLOCK_Q, 1)
     limit = tl.minimum(tl.maximum(WORK // blocks, 1), MOST)
     span = lens - _origin(lens - count, window)

@@ -78,6 +78,10 @@ class RowClass:
     tiles: Tiles
     piece: int
     """Positions of the smallest piece: a multiple of GRAIN."""
+    every: bool = False
+    """Whether rows with one token belong to the class of wide rows, too. No row is then cut, and a
+    token's result has the same bits in every chunk: its program reads the positions before it in
+    tiles that begin at the same ones."""
     programs: int = 256
     """A row is cut until it has about so many programs. It is no property of the chip, so that a
     row has the same bits on chips of one generation."""
@@ -100,7 +104,7 @@ class RowClass:
     @property
     def work(self) -> int:
         """Items of a row up to which it is cut."""
-        return max(1, self.programs // self.head_programs)
+        return 1 if self.every else max(1, self.programs // self.head_programs)
 
     @property
     def most(self) -> int:
@@ -140,7 +144,8 @@ class RowClass:
         """Most items of a step."""
         if not self.wide:
             return rows * self.most
-        return tokens // self.block_q + min(rows, tokens // 2) * (1 + self.work)
+        wide = rows if self.every else min(rows, tokens // 2)
+        return tokens // self.block_q + wide * (1 + self.work)
 
     def constants(self) -> dict[str, int]:
         """What ``attention_pieces`` is compiled for."""

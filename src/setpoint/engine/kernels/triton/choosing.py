@@ -97,6 +97,42 @@ def top_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @triton.jit
+def sum_exponentials(
+    logits,  # fp32 [R, columns]
+    out,  # fp32 [R], out
+    columns,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * columns
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    for begin in range(0, columns, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        values = tl.load(logits + column, mask=column < columns, other=float("-inf"))
+        highest = tl.maximum(highest, values)
+    top = tl.max(highest, 0)
+    # A row without a finite logit has no highest one to subtract. A NaN is in the sum anyway.
+    top = tl.where(tl.abs(top) < float("inf"), top, 0.0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        values = tl.load(logits + column, mask=column < columns, other=float("-inf"))
+        total += tl.exp(values - top)
+    tl.store(out + row, tl.log(tl.sum(total, 0)) + top)
+
+
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """See ``Ops.log_sum_exp``. One program sums a row, whatever the others are; torch would divide
+    the sums of few rows among more threads than those of many."""
+    assert logits.is_contiguous()
+    assert logits.dtype == torch.float32
+    rows, columns = logits.shape
+    out = torch.empty((rows, 1), dtype=torch.float32, device=logits.device)
+    sum_exponentials[(rows,)](logits, out, columns, 4 * BLOCK, num_warps=8, **SEPARATE)
+    return out
+
+
+@triton.jit
 def mask_rows(
     logits,  # [S, columns], in and out
     rows,  # [R] int64

@@ -1,9 +1,11 @@
-"""Products of rows with the weight of an expert each, or of all rows with one weight.
+"""Products of rows with the weight of an expert each, of all rows with one weight, and of the heads
+of rows with a weight each.
 
 Nothing goes back to the host, and grids depend on shapes only. Pairs of a row and an expert are put
 in the order of experts, and cut into tiles of rows that share one; there are as many tiles as the
 pairs could need, and those that are left over do nothing. A pair's bits do not depend on the other
-pairs, but on how many there are, because few are cut into lower tiles than many.
+pairs, but on how many there are, because few are cut into lower tiles than many; unless the tile is
+``fixed_tile``: one compiled kernel then serves any number of rows, and adds up K in one order.
 """
 
 from __future__ import annotations
@@ -40,6 +42,18 @@ def tile_of(pairs: int, experts: int, element: int) -> Tile:
     """element: bytes of a number. Few rows are limited by reading weights, many by multiplying."""
     depth = GROUP // element
     return Tile(16, 64, depth, 5) if pairs < 32 * experts else Tile(64, 128, depth, 3)
+
+
+MANY_COLUMNS = 16_384
+"""So many outputs make enough tiles of the larger width to keep a chip busy."""
+
+
+def fixed_tile(columns: int, element: int) -> Tile:
+    """The tile of products whose rows have the same bits in every batch, which no number of rows
+    may choose. Its height is that of the largest instruction of one group of warps (64 rows): a
+    product of few rows is limited by reading weights all the same."""
+    depth = GROUP // element
+    return Tile(64, 128, depth, 3) if columns >= MANY_COLUMNS else Tile(64, 64, depth, 5)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "first"])
@@ -89,6 +103,7 @@ def _summed(
     x,
     x_scales,
     row,
+    begin,  # where in x each row begins
     weights,
     weight_scales,
     output,
@@ -101,7 +116,7 @@ def _summed(
     """The products of rows of x and of weights, [TILE_HEIGHT, TILE_WIDTH]; with the scales of
     groups, but not those of whole rows."""
     depth = tl.arange(0, TILE_DEPTH)
-    left = x + row[:, None] * DEPTH + depth[None, :]
+    left = x + begin[:, None] + depth[None, :]
     right = weights + output[None, :] * DEPTH + depth[:, None]
     groups: tl.constexpr = (DEPTH + TILE_DEPTH - 1) // TILE_DEPTH
     whole: tl.constexpr = x.dtype.element_ty == tl.int8
@@ -130,9 +145,9 @@ def _summed(
     return total
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply_tiles(
-    x,  # [num_pairs / PER_ROW, DEPTH]
+    x,  # [num_pairs / PER_ROW, DEPTH]; of heads [num_rows, num_experts, DEPTH], with strides
     x_scales,  # fp32 [num_pairs / PER_ROW, groups]
     weights,  # [num_experts, columns, DEPTH]
     weight_scales,  # fp32 [num_experts, columns, groups]
@@ -140,12 +155,15 @@ def multiply_tiles(
     order,  # see ``sort_pairs``
     starts,
     out,  # [num_pairs, columns]
-    num_pairs,
+    num_rows,  # pairs, or rows of which each has every head
     num_experts,
     columns,
+    row_stride,
+    head_stride,
     DEPTH: tl.constexpr,
     PER_ROW: tl.constexpr,
-    SORTED: tl.constexpr,  # whether there is an order; else there is one expert
+    SORTED: tl.constexpr,  # whether there is an order; else there is one expert,
+    HEADS: tl.constexpr,  # or one for each head
     SCALED: tl.constexpr,  # PLAIN, BY_ROW or BY_GROUP
     ADDS: tl.constexpr,  # whether there are biases
     EXPERTS: tl.constexpr,
@@ -163,15 +181,21 @@ def multiply_tiles(
     else:
         base = 0
         place = tl.program_id(1) * TILE_HEIGHT + tl.arange(0, TILE_HEIGHT)
-        inside = place < num_pairs
+        inside = place < num_rows
         pair = tl.where(inside, place, 0)
     # Rows and outputs that do not exist read others, and are not stored.
     row = (pair // PER_ROW).to(tl.int64)
+    begin = row * DEPTH
+    if HEADS:
+        head = tl.program_id(2)
+        base = head.to(tl.int64) * columns
+        begin = row * row_stride + head * head_stride
+        pair = pair * num_experts + head
     column = tl.program_id(0) * TILE_WIDTH + tl.arange(0, TILE_WIDTH)
     output = base + tl.minimum(column, columns - 1).to(tl.int64)
     total = _summed(
-        x, x_scales, row, weights, weight_scales, output, DEPTH, SCALED, TILE_HEIGHT, TILE_WIDTH,
-        TILE_DEPTH,
+        x, x_scales, row, begin, weights, weight_scales, output, DEPTH, SCALED, TILE_HEIGHT,
+        TILE_WIDTH, TILE_DEPTH,
     )  # fmt: skip
     found = total.to(tl.float32)
     if SCALED == 1:
@@ -202,17 +226,18 @@ def multiply_pairs(
     first: int = 0,
     biases: torch.Tensor | None = None,
     scales: Scales | None = None,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """See ``quant.grouped.GroupedWeight``: x · weights[ids - first]ᵀ + biases in ``dtype``, summed
     in fp32, and if x and the weights are int8 exactly. weights: [E, N, K]. ids: None: all rows meet
-    the only weight."""
+    the only weight. fixed: a row has the same bits, however many there are."""
     assert x.is_contiguous()
-    assert weights.is_contiguous()
-    assert x.dtype == weights.dtype
-    (experts, columns, depth), device = weights.shape, x.device
+    if fixed and x.data_ptr() % 16:
+        x = x.clone()  # another alignment is another compiled kernel
+    (experts, columns, _), device = weights.shape, x.device
     pairs = len(x) if ids is None else ids.numel()
-    out = torch.empty((pairs, columns), dtype=dtype, device=device)
-    tile = tile_of(pairs, experts, x.element_size())
+    element = x.element_size()
+    tile = fixed_tile(columns, element) if fixed else tile_of(pairs, experts, element)
     tiles, order, starts = blocks(pairs, tile.height), None, None
     if ids is not None:
         assert ids.dtype == torch.int32
@@ -221,16 +246,47 @@ def multiply_pairs(
         starts = torch.empty(experts + 1, dtype=torch.int32, device=device)
         sort_pairs[(experts + 1,)](ids, order, starts, pairs, first, SCAN, num_warps=8, **SEPARATE)
         tiles = min(pairs, pairs // tile.height + experts)
+    out = torch.empty((pairs, columns), dtype=dtype, device=device)
+    _multiply(x, weights, out, tile, tiles, biases, scales, (order, starts), pairs // len(x))
+    return out
+
+
+def multiply_heads(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """x [T, H, K], of which the first two dimensions may be strided, and weights [H, N, K] -> x[:,
+    h] · weights[h]ᵀ, [T, H, N]. A row has the same bits, however many there are."""
+    assert x.stride(2) == 1
+    (rows, heads, _), columns = x.shape, weights.shape[1]
+    out = torch.empty((rows, heads, columns), dtype=x.dtype, device=x.device)
+    tile = fixed_tile(columns, x.element_size())
+    _multiply(x, weights, out, tile, blocks(rows, tile.height))
+    return out
+
+
+def _multiply(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    tile: Tile,
+    tiles: int,
+    biases: torch.Tensor | None = None,
+    scales: Scales | None = None,
+    sorted_pairs: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    per_row: int = 1,
+) -> None:
+    """Launch ``multiply_tiles``. tiles: of rows. sorted_pairs: what ``sort_pairs`` writes."""
+    assert weights.is_contiguous()
+    assert x.dtype == weights.dtype
+    (experts, columns, depth), heads = weights.shape, out.dim() == 3
     scaled = PLAIN
     if scales is not None:
         assert scales.rows.is_contiguous()
         assert scales.weights.is_contiguous()
         scaled = BY_ROW if scales.rows.shape[1] == 1 else BY_GROUP
         assert scaled == BY_ROW or tile.depth == GROUP
-    multiply_tiles[(blocks(columns, tile.width), tiles)](
-        x, scales and scales.rows, weights, scales and scales.weights, biases, order, starts, out,
-        pairs, experts, columns, depth, pairs // len(x), ids is not None, scaled,
-        biases is not None, width(experts), tile.height, tile.width, tile.depth,
+    strides = x.stride()[:2] if heads else (0, 0)
+    multiply_tiles[(blocks(columns, tile.width), tiles, experts if heads else 1)](
+        x, scales and scales.rows, weights, scales and scales.weights, biases, *sorted_pairs, out,
+        len(out), experts, columns, *strides, depth, per_row, sorted_pairs[0] is not None, heads,
+        scaled, biases is not None, width(experts), tile.height, tile.width, tile.depth,
         num_warps=4, num_stages=tile.stages, **SEPARATE,
     )  # fmt: skip
-    return out

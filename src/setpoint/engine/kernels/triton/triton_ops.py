@@ -16,6 +16,7 @@ class TritonOps:
     place_experts = staticmethod(placing.place_experts)
     best_tokens = staticmethod(choosing.best_tokens)
     top_tokens = staticmethod(choosing.top_tokens)
+    log_sum_exp = staticmethod(choosing.log_sum_exp)
     mask_tokens = staticmethod(choosing.mask_tokens)
     soft_cap = staticmethod(choosing.soft_cap)
     rms_norm = staticmethod(norms.rms_norm)
