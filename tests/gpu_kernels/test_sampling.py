@@ -14,7 +14,7 @@ import triton.language as tl
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.plan import OWN_LENGTH, Admit, TokenMasks
-from setpoint.core.request import LogprobOptions, RequestOptions
+from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build_runner import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -225,6 +225,54 @@ def test_rows_with_logits_that_are_not_finite_yield_minus_one() -> None:
     assert torch.equal(chosen(logits, rows), expected)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+def test_a_nan_fails_its_row_alone_in_every_kind_of_sampling(bad: float, masked: bool) -> None:
+    """As on the CPU: wherever it is, unless a mask or a minimum length forbids its token. The other
+    rows keep their tokens, logprobs and token facts."""
+    kinds = [*DRAWN, *EDITED, GREEDY]
+    vocabulary = 2100
+    wants = RequestOptions(logprobs=LogprobOptions(top=3), token_facts=(SAMPLING_MASK,))
+    rows = rows_of([each for each in kinds for _ in "12"], vocabulary, 16, wants)
+    masks = masks_of(rows, vocabulary, list(range(len(rows.slots)))) if masked else None
+    logits = torch.randn(len(rows.slots), vocabulary) * 2
+    broken = logits.clone()
+    places = [0, 1, 1023, 1024, 1600, vocabulary - 1]
+    for number, row in enumerate(range(0, len(broken), 2)):
+        broken[row, places[number % len(places)]] = bad
+    expected = sampler.sample(broken.clone(), rows, masks, RefOps(), peek=True)
+    healthy = device_sampler.sample_on_device(logits.clone(), rows, masks, Ops())
+    found = device_sampler.sample_on_device(broken.clone(), rows, masks, Ops())
+    fails = expected.ids.tensor == -1
+    assert fails[::2].any()
+    assert masked or bool(fails[::2].sum() > len(kinds) - 2), "all but those of a minimum length"
+    assert not fails[1::2].any()
+    assert torch.equal(found.ids.tensor == -1, fails)
+    others = slice(1, None, 2)
+    assert torch.equal(found.ids.tensor[others], healthy.ids.tensor[others])
+    for name in ("values", "ids", "top_values", "top_ids"):
+        one, other = (getattr(each.logprobs, name)[others] for each in (found, healthy))
+        assert torch.equal(one, other), name
+    (one,), (other,) = found.facts, healthy.facts
+    assert torch.equal(one.numbers[others], other.numbers[others])
+
+
+def test_memory_that_nothing_was_written_to_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A number of candidates begins at 0, whatever was there before, and the list has no gaps."""
+    rows = rows_of(DRAWN, 2500, 17)
+    logits = torch.randn(len(DRAWN), 2500)
+    expected = chosen(logits, rows)
+    empty = torch.empty
+
+    def full_of_the_best(*size: object, **how: object) -> torch.Tensor:
+        return empty(*size, **how).fill_(1)  # as a weight, that of the likeliest token
+
+    monkeypatch.setattr(torch, "empty", full_of_the_best)
+    assert torch.equal(chosen(logits, rows), expected)
+
+
 @pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("params", "left"),
@@ -372,8 +420,11 @@ def test_the_memory_plan_knows_what_sampling_needs(
 WARM = SamplingParams(temperature=0.8)
 
 
-def run(folder: Path, second: SamplingParams = WARM) -> tuple[list[list[int]], list[float]]:
-    """The tokens of each step, and logprobs."""
+def run(
+    folder: Path, second: SamplingParams = WARM, *, fails: bool = False
+) -> tuple[list[list[int]], list[float]]:
+    """The tokens of each step, and logprobs. fails: whether the second row's logits are NaN in the
+    second step."""
     config = EngineConfig(str(folder), read_spec(folder), dtype="float32", kv_dtype="float32")
     runner = build_runner(config)
     runner.backends = replace(runner.backends, ops=Ops())
@@ -385,7 +436,14 @@ def run(folder: Path, second: SamplingParams = WARM) -> tuple[list[list[int]], l
         SamplingParams(top_p=0.7, frequency_penalty=0.4),
         SamplingParams(temperature=0.0, min_new_tokens=3, logit_bias=((5, 2.0),)),
     ]
-    tokens, values = [], []
+    tokens, values, compute = [], [], runner.model.logits
+
+    def broken(*args: object) -> torch.Tensor:
+        logits = compute(*args)
+        logits[1, 6] = torch.nan if len(tokens) == 1 else logits[1, 6]
+        return logits
+
+    runner.model.logits = broken if fails else compute
     for number in range(3):
         plan = driver.plan()
         for slot, each in enumerate(samplings):
@@ -422,6 +480,26 @@ def test_steps_have_the_tokens_of_the_cpu(
     found, values = run(folder)
     assert found == expected
     np.testing.assert_allclose(values, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, WARM, SamplingParams(top_k=9, top_p=0.9, min_p=0.01), EDITED[1]],
+    ids=["greedy", "whole", "cut", "penalties"],
+)
+def test_a_row_with_nan_is_told_to_the_scheduler_and_harms_no_other(
+    params: SamplingParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been planned for the next step already, in which it goes on from the token 0."""
+    monkeypatch.setattr(model_runner, "reading_is_free", lambda device: False)
+    folder = write_tiny_llama(tmp_path)
+    expected, wanted = run(folder, params)
+    found, values = run(folder, params, fails=True)
+    assert found[1][1] == -1
+    assert found[2][1] >= 0
+    expected[1][1], expected[2][1] = -1, found[2][1]
+    assert found == expected
+    assert values == wanted
 
 
 def test_a_row_that_cannot_be_sampled_continues_with_other_parameters(

@@ -59,10 +59,10 @@ TABLE = [
 def backend(shape: AttentionShape, room: int = 1 << 12) -> TritonAttention:
     """The backend with small and few pieces and room for this many units of scratch memory, so that
     short rows show what long ones do."""
-    narrow, wide = (
+    classes = tuple(
         replace(each, piece=128, programs=8 * each.head_programs) for each in row_classes(shape, 0)
     )
-    return TritonAttention(shape, (narrow, wide), 4 * narrow.unit_numbers * room)
+    return TritonAttention(shape, classes, 4 * classes[0].unit_numbers * room)
 
 
 def problem(
@@ -121,6 +121,34 @@ def test_a_row_has_the_same_bits_alone_and_padded(
         begin, end = given.batch.cu_q_host[row : row + 2]
         assert torch.equal(given.only(row).run(backend(given.shape)), together[begin:end])
     result = padded(given, 3, 0 if rows == "decode" else 5).run(backend(given.shape))
+    assert torch.equal(result[: len(together)], together)
+    assert (result[len(together) :] == 0).all()
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("variant", ["plain", "window100", "all"])
+@pytest.mark.parametrize("heads", ["smollm2", "many", "latent"])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_a_token_has_the_same_bits_in_every_chunk(
+    heads: str, variant: str, dtype: torch.dtype
+) -> None:
+    """If that is asked for: one token or several, and beside rows of one token and without any."""
+    *sizes, rank = HEADS[heads]
+    rows = (Row(70, 400), Row(1, 300), Row(2, 2))
+    given = make_problem(Case(*sizes, 16, rows, 0, rank), dtype, variant=variant)
+    given.shape = replace(given.shape, invariant=True)
+    together = given.run(backend(given.shape))
+    assert relative_error(together, given.reference()) < TOLERANCE[dtype]
+    long, batch = given.only(0), given.batch
+    for begin, end in ((0, 1), (1, 38), (38, 69), (69, 70)):
+        lens = np.array([400 - 70 + end], np.int32)
+        chunk = make_batch(np.array([end - begin]), lens, long.batch.slots, batch.page_table)
+        found = replace(long, q=long.q[begin:end], batch=chunk).run(backend(given.shape))
+        assert torch.equal(found, together[begin:end]), begin
+    for row in (1, 2):
+        begin, end = batch.cu_q_host[row : row + 2]
+        assert torch.equal(given.only(row).run(backend(given.shape)), together[begin:end])
+    result = padded(given, 3, 5).run(backend(given.shape))
     assert torch.equal(result[: len(together)], together)
     assert (result[len(together) :] == 0).all()
 

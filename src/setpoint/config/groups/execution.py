@@ -65,7 +65,7 @@ class ExecutionOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Option(
             GROUP,
-            "Promise that a row's bits do not depend on the rest of its batch. Refused where that"
+            "Promise that a request's bits do not depend on the other requests. Refused where that"
             " is not true; /server_info says which promise holds.",
         ),
     ] = False
