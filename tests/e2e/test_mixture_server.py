@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def test_a_router_without_an_answer_fails_one_request(tmp_path: Path, name: str)
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 
-    with running_server(tmp_path, "--model-path", str(model), "--dtype", "float32") as server:
+    arguments = "--model-path", str(model), "--dtype", "float32", "--enable-metrics"
+    with running_server(tmp_path, *arguments) as server:
 
         def ask(ids: list[int]) -> tuple[int, dict[str, Any]]:
             answer = httpx.post(
@@ -64,3 +66,8 @@ def test_a_router_without_an_answer_fails_one_request(tmp_path: Path, name: str)
             assert (status, answer["output_ids"]) == (200, expected["output_ids"])
         for status, answer in answers[1::2]:
             assert (status, answer["message"]) == (500, "NaN happened")
+        failed = [line for line in server.messages if line.endswith("answered 500: NaN happened")]
+        assert len(failed) == len(good)
+        metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+        (ended,) = re.findall(r'setpoint:ended_requests_total{.*how="500".*} (\d+)', metrics)
+        assert int(ended) == len(good)

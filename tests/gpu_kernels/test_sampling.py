@@ -228,8 +228,8 @@ def test_rows_with_logits_that_are_not_finite_yield_minus_one() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_a_nan_fails_its_row_alone_in_every_kind_of_sampling(bad: float, masked: bool) -> None:
-    """As on the CPU: wherever it is, unless a mask or a minimum length forbids its token. The other
-    rows keep their tokens, logprobs and token facts."""
+    """It fails its row as on the CPU, wherever it is, unless a mask or a minimum length forbids its
+    token. The other rows keep their tokens, logprobs and token facts."""
     kinds = [*DRAWN, *EDITED, GREEDY]
     vocabulary = 2100
     wants = RequestOptions(logprobs=LogprobOptions(top=3), token_facts=(SAMPLING_MASK,))
