@@ -49,7 +49,7 @@ def served_steps(
         str(folder), read_spec(folder), device="meta", dtype="bfloat16", kv_dtype="bfloat16",
         page_size=PAGE, load_format="dummy", graph_sizes=SIZES,
     )  # fmt: skip
-    runner = build_runner(config, ahead_of_time.absent_group(0, tp_size))
+    runner = build_runner(config, ahead_of_time.absent_group(0, tp_size, sums=not config.invariant))
     runner.footprint(step_tokens=step_tokens, context_len=context)
     pages = context // PAGE
     groups = allocate_rows(runner, num_rows=SLOTS * pages, max_slots=SLOTS, context_len=context)

@@ -83,7 +83,7 @@ def run_steps(config: EngineConfig, limits: Limits, num_ranks: int) -> None:
             " cannot be compiled ahead; the server compiles them at its first start."
         )
     for rank in range(num_ranks):
-        group = absent_group(rank, num_ranks)
+        group = absent_group(rank, num_ranks, sums=not config.invariant)
         runner = build_runner(replace(config, device=META, weights_folder=""), group)
         runner.allocate(num_pages=PAGES, max_slots=limits.max_slots, context_len=limits.context_len)
         if runner.why_eager and config.capture:
@@ -198,14 +198,14 @@ class _AbsentRanks:
 class _AbsentGroup(DistributedGroup):
     """The ranks of GPUs that are not there, of which each does as this one."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(_AbsentRanks(rank, size), sums=True, is_capturable=True)
+    def __init__(self, rank: int, size: int, *, sums: bool) -> None:
+        super().__init__(_AbsentRanks(rank, size), sums=sums, is_capturable=True)
         self.before_logits = lambda hidden: None
 
     def numbers(self, own: int, device: torch.device) -> list[int]:
         return [own] * self.size
 
 
-def absent_group(rank: int, size: int) -> Group:
-    """The group of a rank whose model is divided among absent GPUs."""
-    return ALONE if size == 1 else _AbsentGroup(rank, size)
+def absent_group(rank: int, size: int, *, sums: bool) -> Group:
+    """The group of a rank whose model is divided among absent GPUs. sums: see ``Group``."""
+    return ALONE if size == 1 else _AbsentGroup(rank, size, sums=sums)
