@@ -29,6 +29,7 @@ ON_GPU = LoadReport(
     attention="triton",
     level="",
     choices="",
+    cache_scales="",
     emulated=False,
     fallbacks=(),
 )
