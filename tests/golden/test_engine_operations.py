@@ -396,7 +396,7 @@ def test_a_profile_that_raises_ends_no_step(
     assert is_written(tmp_path / "next.json.gz")
 
 
-@pytest.mark.parametrize("where", ["_give_back", "_assemble", "_make_ways"])
+@pytest.mark.parametrize("where", ["give_back", "_assemble", "_make_ways"])
 @pytest.mark.parametrize(
     "parts", [pytest.param([KV], marks=pytest.mark.full), [KV, WEIGHTS], [GRAPH]]
 )

@@ -179,7 +179,7 @@ def test_the_trial_finds_a_wrong_scale(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         library_model,
         "AttentionVariant",
-        lambda scale, cap, window: AttentionVariant(2 * scale, cap, window),
+        lambda scale, *rest: AttentionVariant(2 * scale, *rest),
     )
     with pytest.raises(CheckpointError, match="its logits differ from the library's by"):
         dummy_runner(tmp_path, {**CONFIGS["olmo2"]})
@@ -191,7 +191,7 @@ def test_a_window_that_the_attention_is_not_told_of_is_refused(
     monkeypatch.setattr(
         library_model,
         "AttentionVariant",
-        lambda scale, cap, window: AttentionVariant(scale, cap, None),
+        lambda scale, cap, _, *rest: AttentionVariant(scale, cap, None, *rest),
     )
     with pytest.raises(CheckpointError, match="do not pass the window to their attention"):
         dummy_runner(tmp_path, {**CONFIGS["starcoder2"], "sliding_window": 16})

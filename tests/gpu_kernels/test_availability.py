@@ -100,11 +100,16 @@ def test_where_triton_attention_cannot_run_the_reference_does_and_says_why(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_torch_cannot_drive_is_an_error_with_what_torch_is() -> None:
+def test_a_gpu_that_torch_cannot_drive_is_an_error_with_what_torch_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The files of a driver are there, which is all that is known before torch is imported."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(ConfigError) as caught:
         check_device(torch.device("cuda"))
     assert str(caught.value) == (
         f"--device cuda was asked for, but torch {torch.__version__} (built for CUDA"
-        f" {torch.version.cuda or 'none'}) sees no CUDA device here; use --device cpu, or auto."
+        f" {torch.version.cuda or 'none'}) sees no CUDA device here: the driver may be older"
+        " than this torch needs (nvidia-smi tells both), and CUDA_VISIBLE_DEVICES is '7'. Use"
+        " --device cpu, or auto."
     )

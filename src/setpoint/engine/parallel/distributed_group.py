@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.parallel.group import GroupLost, Span
@@ -117,7 +117,8 @@ class DistributedGroup:
             raise GroupLost(str(error).partition("\n")[0]) from error
 
     def _refuse_capture(self) -> None:
-        if not self._is_capturable and is_in_torch_dispatch_mode():
+        # The mode of this thread: torch's is_in_torch_dispatch_mode() tells that of any.
+        if not self._is_capturable and _get_current_dispatch_mode() is not None:
             raise NotCapturable("exchanges through torch.distributed cannot be captured")
 
 
