@@ -26,11 +26,11 @@ def rates(out: Results) -> None:
     out.add("commit", commit())
     out.add("C compiler", shutil.which("gcc") or shutil.which("clang") or "none")
     sheet = next((chip for chip in CHIPS if chip.name in _machine()), None)
-    out.add(COPY, _copied(copied), "TB/s", predicted=sheet and sheet.bytes_per_s / 1e12)
+    out.add(COPY, _copied(copied), "TB/s", predicted=sheet and sheet.copies / 1e12)
     left, right = (torch.randn(side, side, device=device()).bfloat16() for _ in range(2))
     flops = 2 * side**3 / 1e12
     rate = flops / seconds_of(lambda: left @ right.t())
-    out.add(BF16, rate, "TFLOP/s", predicted=sheet and sheet.bf16 / 1e12)
+    out.add(BF16, rate, "TFLOP/s", predicted=sheet and sheet.rate("bf16") / 1e12)
     out.attempt(FP8, lambda: _fp8(out, left, right, flops))
     out.attempt("launches", lambda: _launches(out))
 

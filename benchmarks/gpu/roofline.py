@@ -1,10 +1,12 @@
 """About how long a step of a model takes on a GPU, predicted from data sheets: for each kernel the
-bytes that it must move and the operations that it must compute, and which of the two takes longer.
+bytes that it must move and the operations that it must compute, and which of the two takes longer,
+at the share of a data sheet's rates that a copy and a product reach.
 
     python benchmarks/gpu/roofline.py [--model NAME --chip NAME]
 
 prints the table of docs/gpu.md or, with the options, the kernels of one model's steps. Nothing is
-measured here. No kernel reaches the rates of a data sheet, so what is predicted is the least time.
+measured here. Few kernels reach the rates of a copy or a product, so what is predicted is about the
+least time.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.model import ModelSpec, numbers_per_token
 
 TB, TFLOP = 1e12, 1e12
+COPIES, PRODUCTS = 4.3 / 4.8, 788 / 989.5
+"""Shares of a data sheet's rates that are reached: those of a copy and of a product in bf16 on an
+H200, taken for every chip and for fp8, so that chips are compared by one measure."""
 EXACT = "kv_b"
 """The matrix of attention that is never rounded (decision 0066)."""
 
 
 @dataclass(slots=True, frozen=True)
 class Chip:
-    """A GPU's figures: rates of dense products in operations per second, sizes in bytes."""
+    """A GPU's figures by its data sheet: rates of dense products in operations per second, sizes in
+    bytes."""
 
     name: str
     memory: float
@@ -46,9 +52,14 @@ class Chip:
     """What the launch of a graph takes (NVIDIA, "Constant Time Launch for Straight-Line CUDA
     Graphs")."""
 
+    @property
+    def copies(self) -> float:
+        """Bytes per second that are reached."""
+        return COPIES * self.bytes_per_s
+
     def rate(self, product: str) -> float:
-        """Operations per second in products of this type."""
-        return self.fp8 if product == "fp8" else self.bf16
+        """Operations per second that are reached in products of this type."""
+        return PRODUCTS * (self.fp8 if product == "fp8" else self.bf16)
 
 
 CHIPS = (
@@ -56,9 +67,8 @@ CHIPS = (
     Chip("A100 80GB", 80e9, 2.039 * TB, 312 * TFLOP, 0, 40e6),
     # NVIDIA H100 Tensor Core GPU data sheet, SXM; half of its rates "with sparsity".
     Chip("H100 SXM", 80e9, 3.35 * TB, 989.5 * TFLOP, 1979 * TFLOP, 50e6),
-    # NVIDIA H200 data sheet, which says 4.8 TB/s and 989.5 TFLOP/s in bf16. On one, a copy reached
-    # 4.3 TB/s and a product in bf16 788 TFLOP/s; no other chip has measured rates here.
-    Chip("H200", 141e9, 4.3 * TB, 788 * TFLOP, 1979 * TFLOP, 50e6),
+    # NVIDIA H200 data sheet; half of its rates "with sparsity".
+    Chip("H200", 141e9, 4.8 * TB, 989.5 * TFLOP, 1979 * TFLOP, 50e6),
     # NVIDIA DGX B200 data sheet, an eighth of the machine and half of its rates with sparsity; L2
     # as the driver reports it (pytorch/ao, pull request 4002).
     Chip("B200", 180e9, 8.0 * TB, 2250 * TFLOP, 4500 * TFLOP, 126e6),
@@ -111,6 +121,8 @@ class Step:
 
 DECODE = tuple(Step(rows, 1536) for rows in (1, 64, 256))
 PREFILL = Step(1, 8192, 8192)
+TIMES = "milliseconds: decode step of 1 row / 64 rows / 256 rows / prefill of 8,192 tokens"
+"""What the cells of the table are, in its head."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,7 +145,7 @@ class Kernel:
     def bounds(self, chip: Chip) -> dict[str, float]:
         """Seconds of one launch by what limits it."""
         return {
-            "memory": self.moved(chip) / chip.bytes_per_s,
+            "memory": self.moved(chip) / chip.copies,
             "products": self.flops / chip.rate(self.product),
             "launch": chip.kernel_s,
         }
@@ -293,7 +305,7 @@ def forms(name: str) -> tuple[Form, ...]:
 def table() -> list[str]:
     """The table of docs/gpu.md."""
     lines = [
-        "| model | " + " | ".join(chip.name for chip in CHIPS) + " |",
+        f"| {TIMES} | " + " | ".join(chip.name for chip in CHIPS) + " |",
         "|---|" + "---|" * len(CHIPS),
     ]
     for name in CONFIGS:

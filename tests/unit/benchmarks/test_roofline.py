@@ -124,6 +124,21 @@ def test_more_work_never_takes_less_time(name: str) -> None:
     assert faster[-1] == min(faster)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_chip_that_is_better_on_paper_is_predicted_faster(name: str) -> None:
+    """An H200 is an H100 with a faster memory; rates of two kinds would say otherwise."""
+    spec = spec_of(name)
+    for form in (BF16, FP8):
+        for step in (*DECODE, PREFILL):
+            hopper = [step_s(spec, form, step, chip) for chip in CHIPS[1:]]
+            assert hopper == sorted(hopper, reverse=True)
+
+
+def test_what_was_reached_on_an_h200_is_what_is_predicted_of_it() -> None:
+    assert H200.copies == pytest.approx(COPY)
+    assert H200.rate("bf16") == pytest.approx(PRODUCT)
+
+
 def test_a_bench_takes_its_prompts_and_its_steps() -> None:
     spec = spec_of(QWEN3_0_6B)
     one = offline_rate(spec, BF16, H200, [(1000, 1000)])
