@@ -53,7 +53,8 @@ quick: $(DEV)
 
 # Elsewhere Triton is interpreted (tests/conftest.py).
 gpu: $(DEV)
-	TRITON_INTERPRET=0 $(BIN)/pytest --timeout-method thread -m "gpu and not full" tests/gpu
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU: nothing was tested")'
+	TRITON_INTERPRET=0 $(BIN)/pytest -rs --timeout-method thread -m "gpu and not full" tests/gpu
 
 durations: $(DEV)
 	$(BIN)/pytest $(QUICK) --junitxml $(VENV)/report.xml

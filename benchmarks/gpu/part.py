@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gpu.results import Results
 
 PR_SET_PDEATHSIG = 1
@@ -92,6 +94,8 @@ def main() -> None:
     out = Results(args.out, args.name, rehearsal=args.rehearse)
     if args.rehearse:
         import setpoint_testing.interpreted_triton  # noqa: F401 - mends Triton's interpreter
+    elif not torch.cuda.is_available():
+        sys.exit("torch cannot use a GPU here")
     hits = _count_hits()
     _work(args.name)(out)
     out.end(cache_hits=sum(hits))

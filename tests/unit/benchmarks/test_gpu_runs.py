@@ -4,14 +4,17 @@ found until then is in valid files beside aims and predictions."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from gpu.models import GPT_OSS, LLAMA_8B, QWEN3_0_6B, V2_LITE
 from gpu.results import AIMS, Part, Results, end_of, read, table, verdict
 from gpu.run_all import PARTS, run_part
@@ -20,6 +23,8 @@ from gpu import run_all, steps, throughput
 from setpoint_testing.server_process import wait_until
 
 SCRIPT = Path(run_all.__file__)
+REPOSITORY = SCRIPT.parents[2]
+NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 PATIENCE_S = 300.0
 
 
@@ -129,6 +134,100 @@ def test_a_killed_run_leaves_valid_files_and_is_resumed(tmp_path: Path) -> None:
     assert "Llama-3.1-8B bf16, prefill of 32" in names
     assert any("a whole step, by the host" in name for name in names)
     assert not list(tmp_path.glob(".*")), "no file is left half-written"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_so_and_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(tmp_path), "--only", "steps"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: (tmp_path / "steps.json").exists(), timeout_s=PATIENCE_S)
+    of_part = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    time.sleep(0.1)
+    process.send_signal(number)  # the second one of an impatient user changes nothing
+    _, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert said == f"run_all.py: {number.name}: the rest is for --resume\n"
+    assert of_part
+    assert not psutil.wait_procs(of_part, timeout=0)[1]
+    assert read(tmp_path, "steps").found["state"] == "interrupted"  # type: ignore[union-attr]
+    assert "## steps (interrupted, " in (tmp_path / "results.md").read_text()
+
+
+def refused(*options: str) -> str:
+    """The one line with which a run is refused where there is no GPU."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options, "--only", "rates"],
+        env=NO_GPU,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("run_all.py: ")
+    return line
+
+
+def test_without_a_gpu_only_a_rehearsal_runs(tmp_path: Path) -> None:
+    """It is refused before torch is imported, and no table is written."""
+    assert "no GPU: CUDA_VISIBLE_DEVICES" in (line := refused("--out", str(tmp_path / "new")))
+    assert "--rehearse" in line
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_part_does_not_measure_the_cpu(tmp_path: Path) -> None:
+    """What the files of a driver promise, torch may not be able to use."""
+    run_part("rates", tmp_path, limit_s=PATIENCE_S, rehearse=False)
+    part = read(tmp_path, "rates")
+    assert part is not None
+    assert part.found["state"] == "ended with code 1; see its log"
+    assert not part.found["results"]
+    assert "torch cannot use a GPU" in (tmp_path / "rates.log").read_text()
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_results_of_two_kinds_are_never_in_one_folder(
+    tmp_path: Path, resume: tuple[str, ...]
+) -> None:
+    end_of(tmp_path, "steps", "done", rehearsal=False)
+    before = (tmp_path / "steps.json").read_text()
+    line = refused("--rehearse", "--out", str(tmp_path), *resume)
+    assert line.endswith(f"{tmp_path} has results of a GPU: name another folder")
+    assert (tmp_path / "steps.json").read_text() == before
+    end_of(tmp_path, "steps", "done", rehearsal=True)
+    assert run_all.other_kind(tmp_path, rehearse=False) == "a rehearsal"
+    assert run_all.other_kind(tmp_path, rehearse=True) is None
+
+
+@pytest.mark.parametrize("minutes", ["nan", "0", "-5", "inf", "ten"])
+def test_minutes_are_a_number_above_zero(tmp_path: Path, minutes: str) -> None:
+    line = refused("--rehearse", "--out", str(tmp_path / "new"), f"--minutes={minutes}")
+    assert line.endswith(f"argument --minutes: must be a number above zero, not {minutes}")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("path", ["/dev/null/x", "/etc/passwd"])
+def test_a_folder_that_cannot_be_is_refused(path: str) -> None:
+    assert f"--out {path}: " in refused("--rehearse", "--out", path)
+
+
+def test_the_tests_of_a_gpu_do_not_pass_without_one() -> None:
+    installed = f"{sys.prefix}/.dev-installed"
+    done = subprocess.run(
+        ["make", "--old-file", installed, f"VENV={sys.prefix}", "gpu"],
+        cwd=REPOSITORY,
+        env=NO_GPU,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stderr.startswith("no GPU: nothing was tested\n")
+    assert "skipped" not in done.stdout
 
 
 def test_every_part_has_a_limit_and_all_fit_into_ten_minutes() -> None:
