@@ -26,7 +26,21 @@ def test_kernels_compile_and_need_what_the_table_says(chip: int, only: str, tmp_
     if expected is None:
         pytest.skip(f"no table of what kernels need was made with Triton {triton.__version__}")
     found = run(chip, tmp_path, only)
-    assert found == {call: needs for call, needs in expected.items() if only in call}
+    part = {call: needs for call, needs in expected.items() if only in call}
+    assert found.keys() >= part.keys()
+    if not only:
+        assert found == expected
+    # Among a part of the calls, one may be the first to launch what another launches before it.
+    known = {
+        (kernel, each)
+        for kernels in expected.values()
+        for kernel, needs in kernels.items()
+        for each in needs
+    }
+    for call, kernels in found.items():
+        for kernel, needs in kernels.items():
+            assert {(kernel, each) for each in needs} <= known, call
+            assert set(part.get(call, {}).get(kernel, ())) <= set(needs), call
     # One compiled kernel serves all numbers of rows where bits must not depend on them.
     assert not [call for call in found if call.endswith(AGAIN)]
     decoding = {variant.name for variant in variants() if variant.decodes}
