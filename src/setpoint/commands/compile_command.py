@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from setpoint.config.commandline import CommandLine
@@ -23,9 +24,17 @@ def compile_kernels(line: CommandLine, env: EnvSettings) -> int:
         num_kernels += 1
         num_compiled += seconds is not None
         how = "was there" if seconds is None else f"{seconds:.1f} s"
-        print(f"{num_kernels:>4}  {kernel:<26} {how}", flush=True)
+        print(f"{num_kernels:>4} so far  {kernel:<26} {how}", flush=True)
 
-    done = compile_for(own.target, own.output, options, env, line.given, tell=tell)
+    try:
+        done = compile_for(own.target, own.output, options, env, line.given, tell=tell)
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted after {num_kernels} kernels, {num_compiled} of them compiled. The"
+            f" folder {own.output or 'of Triton'} keeps them: the same command continues there.",
+            file=sys.stderr,
+        )
+        raise
     print(
         f"{num_kernels} kernels for {own.target}, {num_compiled} of them compiled, in"
         f" {time.perf_counter() - began:.0f} s.\n{done.folder} holds {done.num_bytes / MB:.1f} MB."

@@ -13,6 +13,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -160,6 +161,7 @@ class _Reader:
         them asks for anything but SGLang's default."""
         tokens: list[str] = []
         dropped = set()
+        written: dict[str, tuple[str, tuple[str, ...]]] = {}  # first spelling and value
         rest = deque(argv)
         while rest:
             token = rest.popleft()
@@ -172,6 +174,11 @@ class _Reader:
                 tokens.append(token)
                 continue
             flag = self._canonical(name)
+            if flag in self._fields:
+                words = self._words(flag, [value, *rest] if equals else [*rest])
+                self._refuse_two_values(
+                    flag, written.setdefault(flag, (name, words)), (name, words)
+                )
             if flag in self._fields or flag == "--help":
                 tokens.append(flag + equals + value)
             elif sglang.is_default(flag, value if equals else None):
@@ -182,6 +189,30 @@ class _Reader:
             else:
                 raise sglang.refusal(flag, name)
         return tokens, frozenset(dropped)
+
+    def _words(self, flag: str, following: list[str]) -> tuple[str, ...]:
+        """Those of the following words that are the option's value."""
+        field = self._fields[flag]
+        if field.kind is bool:
+            return ()
+        if not field.is_list:
+            return tuple(following[:1])
+        return tuple(takewhile(lambda word: not word.startswith("--"), following))
+
+    def _refuse_two_values(
+        self, flag: str, first: tuple[str, tuple[str, ...]], again: tuple[str, tuple[str, ...]]
+    ) -> None:
+        """Raise ConfigError for an option that has one value under an alias and another one under
+        another spelling: whoever wrote both took them for two options. first, again: spelling and
+        value."""
+        (name, words), (other, others) = first, again
+        if words == others or name == other or not {name, other} & sglang.ALIASES.keys():
+            return
+        if not self._fields[flag].about.repeats:
+            raise ConfigError(
+                f"{' '.join((name, *words))} and {' '.join((other, *others))} are the same option"
+                " with two values; leave one of them out."
+            )
 
     def _check_engine(self, name: str, value: str | None) -> None:
         """Raise ConfigError for an option of another engine; the message names its equivalent in

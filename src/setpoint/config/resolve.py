@@ -525,8 +525,8 @@ def _mem_fraction(
             raise ConfigError(
                 f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of"
                 f" {step_tokens} tokens and for {format_bytes(graphs)} of graphs; lower"
-                " --chunked-prefill-size (without chunking --max-prefill-tokens) or"
-                " --cuda-graph-max-bs-decode, or give --mem-fraction-static."
+                f" {_cause_of_steps(book, step_tokens)} or {_cause_of_graphs(book)}, or give"
+                " --mem-fraction-static."
             )
         book.fill(
             "mem_fraction_static",
@@ -534,6 +534,21 @@ def _mem_fraction(
             f"steps of {step_tokens} tokens and {format_bytes(graphs)} of graphs leave this share"
             f" of {format_bytes(hardware.gpu_bytes)}",
         )
+
+
+def _cause_of_steps(book: Book, step_tokens: int) -> str:
+    """The option that made the largest step so large."""
+    if book.options.scheduling.chunked_prefill_size is None and step_tokens == book.get(
+        "page_size"
+    ):
+        return "--page-size"  # a chunk has at least one page
+    return "--chunked-prefill-size (without chunking --max-prefill-tokens)"
+
+
+def _cause_of_graphs(book: Book) -> str:
+    """The option that says how large graphs of decode steps become."""
+    listed = book.options.graphs.cuda_graph_bs_decode
+    return "--cuda-graph-bs-decode" if listed else "--cuda-graph-max-bs-decode"
 
 
 def _num_threads(book: Book, hardware: Hardware, placement: Placement) -> None:

@@ -62,6 +62,7 @@ def test_where_the_memory_is_not_known() -> None:
         ("--cuda-graph-max-bs 6", (1, 2, 4, 6), extend_sizes(512)),
         ("--cuda-graph-max-bs-decode 6", (1, 2, 4, 6), extend_sizes(512)),
         ("--cuda-graph-bs 1 5 9", (1, 5, 9), extend_sizes(512)),
+        ("--cuda-graph-bs 1 5 --cuda-graph-bs-decode 1 5", (1, 5), extend_sizes(512)),
         ("--cuda-graph-bs-decode 1 5 9 --cuda-graph-max-bs 9", (1, 5, 9), extend_sizes(512)),
         ("--max-running-requests 10", (1, 2, 4, 8, 10), extend_sizes(512)),
         ("--cuda-graph-max-bs-prefill 1024", decode_sizes(256), extend_sizes(1024)),
@@ -149,6 +150,21 @@ def test_on_a_cpu_they_are_said_to_have_no_effect(text: str) -> None:
             "contradict each other; leave one",
         ),
         ("--cuda-graph-backend-decode breakable", "captured whole: take full"),
+        ("--cuda-graph-max-bs 1000000000000", "-max-bs-decode must be at most 65536"),
+        ("--cuda-graph-max-bs-prefill 65537", "-max-bs-prefill must be at most 65536"),
+        ("--cuda-graph-bs-decode 8 1000000000000", "-bs-decode must be at most 65536"),
+        ("--cuda-graph-bs-decode 65536", "graphs; lower .* or --cuda-graph-bs-decode, or"),
+        ("--cuda-graph-max-bs-decode 65536", "graphs; lower .* or --cuda-graph-max-bs-decode, or"),
+        ("--page-size 1000000", "graphs; lower --page-size or --cuda"),
+        ("--chunked-prefill-size 1600000", "graphs; lower --chunked-prefill-size .* or --cuda"),
+        (
+            "--cuda-graph-max-bs 4 --cuda-graph-max-bs-decode 8",
+            "--cuda-graph-max-bs 4 and --cuda-graph-max-bs-decode 8 are the same option",
+        ),
+        (
+            "--cuda-graph-bs-decode=8 --cuda-graph-bs 4 8",
+            "--cuda-graph-bs-decode 8 and --cuda-graph-bs 4 8 are the same option",
+        ),
     ],
 )
 def test_what_is_no_size_is_refused(text: str, words: str) -> None:

@@ -11,6 +11,9 @@ from setpoint.core.errors import ConfigError
 
 GROUP = "Graphs"
 KINDS = ("decode", "prefill")
+MOST = 65_536
+"""The largest size of a graph. Lists of sizes are made before memory is planned, so a mistyped
+number must not fill the host's."""
 
 
 class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Maximum requests in a decode step that is replayed from a graph on a GPU. If not"
             " given, it follows from the GPU's memory and --max-running-requests.",
             low=1,
+            high=MOST,
         ),
     ] = None
     cuda_graph_max_bs_prefill: Annotated[
@@ -64,6 +68,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Maximum tokens in a step with prompt tokens that is replayed from a graph on a GPU;"
             " 512, or a chunk if that is smaller, if not given.",
             low=1,
+            high=MOST,
         ),
     ] = None
     cuda_graph_bs_decode: Annotated[
@@ -73,6 +78,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
             "The sizes for which decode steps are captured on a GPU, in requests. A step between"
             " two sizes runs as the larger one.",
             low=1,
+            high=MOST,
         ),
     ] = ()
     cuda_graph_bs_prefill: Annotated[
@@ -81,6 +87,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
             GROUP,
             "The sizes for which steps with prompt tokens are captured on a GPU, in tokens.",
             low=1,
+            high=MOST,
         ),
     ] = ()
 

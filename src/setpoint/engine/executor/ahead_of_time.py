@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from setpoint.core.errors import ConfigError
+from setpoint.core.graph_sizes import NO_GRAPHS
 from setpoint.core.plan import Admit, PlanBuilder, TokenMasks
 from setpoint.core.request import SAMPLING_MASK, LogprobOptions, RequestOptions
 from setpoint.core.sampling import SamplingParams
@@ -86,7 +87,7 @@ def run_steps(config: EngineConfig, limits: Limits, num_ranks: int) -> None:
         group = absent_group(rank, num_ranks, sums=not config.invariant)
         runner = build_runner(replace(config, device=META, weights_folder=""), group)
         runner.allocate(num_pages=PAGES, max_slots=limits.max_slots, context_len=limits.context_len)
-        if runner.why_eager and config.capture:
+        if runner.why_eager and config.graph_sizes != NO_GRAPHS:
             raise ConfigError(f"The steps cannot be captured: {runner.why_eager}.")
         _Steps(runner, limits).run()
 

@@ -4,6 +4,7 @@ options as a start on that GPU does, and gives them to a process that compiles
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import subprocess
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from setpoint.checkpoint.pooling import read_pooling
+from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import spec_of
+from setpoint.config.backends import LIBRARIES, OF_STEPS
 from setpoint.config.environment import EnvSettings
+from setpoint.config.groups.declare import flag_of
 from setpoint.config.groups.model import model_overrides
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.live_changes import ConfigInputs
@@ -31,7 +35,9 @@ from setpoint.launch.compiled_kernels import (
     decode_message,
 )
 from setpoint.launch.job import EngineJob, encode_job
-from setpoint.launch.parent.model_report import find
+from setpoint.launch.parent.model_report import Found, find
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 TARGETS = {"sm_80": 80 * GIB, "sm_90": 141 * GIB, "sm_100": 180 * GIB}
@@ -139,8 +145,13 @@ def _job(target: str, options: Options, env: EnvSettings, given: Set[str]) -> En
     run."""
     if options.execution.device == "cpu":
         raise ConfigError("--device cpu has no kernels of a GPU; leave it out.")
-    found = find(options.replace(load_format="dummy"))  # the weights may be missing
-    spec = spec_of(found.description, overrides=model_overrides(options.model))
+    _check_attention(options)
+    found, overrides = find(options.replace(load_format="dummy")), model_overrides(options.model)
+    spec = spec_of(found.description, overrides=overrides)
+    in_codes = bool(spec.blocks or spec.quantised)
+    if in_codes and found.folder is None:
+        found = _converted(options)
+        spec = spec_of(found.description, overrides=overrides)
     if options.model.is_embedding:
         if found.folder is None:
             raise CheckpointError("A model for embeddings must be in a folder on this machine.")
@@ -149,7 +160,7 @@ def _job(target: str, options: Options, env: EnvSettings, given: Set[str]) -> En
     config = ConfigInputs(
         options, frozenset(given), hardware, spec, {}, env, secrets.randbelow(1 << 30)
     ).resolve()
-    if spec.blocks is None and not spec.quantised:
+    if not in_codes:
         config = replace(config, options=config.options.replace(load_format="dummy"))
     elif found.folder is None or not found.description.tensors:
         raise CheckpointError(
@@ -157,6 +168,23 @@ def _job(target: str, options: Options, env: EnvSettings, given: Set[str]) -> En
             " are not on this machine; download them first."
         )
     return EngineJob(config, spec, str(found.folder or ""), None, None, None, tells_prefixes=False)
+
+
+def _converted(options: Options) -> Found:
+    """The folder of a GGUF file, which is made of it if there is none yet. Downloads no weights."""
+    model = options.model
+    source = locate(model.model_path, revision=model.revision, load_format="dummy", log=logger.info)
+    return Found(source.description, source.folder)
+
+
+def _check_attention(options: Options) -> None:
+    """Raise ConfigError for attention that has no kernels in Triton."""
+    for name in ("attention_backend", *OF_STEPS):
+        if (asked := options.get(name)) in LIBRARIES:
+            raise ConfigError(
+                f"{flag_of(name)} {asked}: the kernels of libraries are not compiled ahead;"
+                " leave it out here, and give it to the server."
+            )
 
 
 def _writable(output: str) -> Path:
