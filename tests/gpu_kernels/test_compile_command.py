@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from _pytest.capture import CaptureResult
 
 from setpoint import cli
 from setpoint.launch.parent import kernel_compilation
+from setpoint_testing import gguf_families
 from setpoint_testing.absent_gpu import without_interpreter
 from setpoint_testing.against_transformers import write_tiny
 from setpoint_testing.graph_steps import FAMILIES
@@ -85,6 +89,11 @@ def test_what_cannot_be_compiled_is_refused_before(
         ([], "--target is missing"),
         (["--target", "sm_86"], "--target sm_86: the kernels' registers"),
         (["--target", "sm_80", "--device", "cpu"], "--device cpu has no kernels"),
+        (["--target", "sm_90", "--attention-backend", "fa3"], "fa3: the kernels of libraries are"),
+        (
+            ["--target", "sm_90", "--decode-attention-backend", "flashinfer"],
+            "--decode-attention-backend flashinfer: the kernels of libraries are not compiled",
+        ),
         (["--target", "sm_80", "-o", model / "config.json" / "x"], "cannot be created"),
     ):
         code, said = refused(capsys, model, *arguments)
@@ -94,6 +103,60 @@ def test_what_cannot_be_compiled_is_refused_before(
     code, said = refused(capsys, model, "--target", "sm_90")
     assert code == 2
     assert "pip install triton==" in said.err
+
+
+@pytest.mark.full
+def test_the_products_of_a_gguf_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that no server has loaded before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, _ = gguf_families.write_model(tmp_path, "llama/dense", gguf_families.mixed)
+    arguments = "compile", str(model), "--target", "sm_90", "-o", str(tmp_path / "kernels"), *SIZES
+    assert cli.main([*arguments]) == 0
+    assert "kernels for sm_90" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_steps_that_are_not_captured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, kernels = write_model(tmp_path / "model", "llama"), tmp_path / "kernels"
+    arguments = "compile", str(model), "--target", "sm_90", "-o", str(kernels), *SIZES
+    assert cli.main([*arguments, "--disable-cuda-graph"]) == 0
+    assert "attention_pieces" in capsys.readouterr().out
+    assert cli.main([*arguments, "--attention-backend", "torch_ref"]) == 0
+    said = capsys.readouterr().out
+    assert "rms_norm_rows" in said
+    assert "attention_" not in said
+    assert ", 0 of them compiled" in said
+
+
+def test_a_command_that_is_interrupted_says_what_is_kept(tmp_path: Path) -> None:
+    model, kernels = write_model(tmp_path / "model", "llama"), tmp_path / "kernels"
+    arguments = "compile", str(model), "--target", "sm_90", "-o", str(kernels), *SIZES
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"{code}; from setpoint import cli; sys.exit(cli.main())",
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("   1 so far ")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        rest, errors = process.communicate()
+    assert process.returncode == 130
+    num_kernels = 1 + len(rest.splitlines())
+    (line,) = errors.splitlines()
+    assert line.startswith(
+        f"Interrupted after {num_kernels} kernels, {num_kernels} of them compiled"
+    )
+    assert f"The folder {kernels} keeps them" in line
 
 
 @pytest.mark.full
