@@ -191,7 +191,7 @@ class _Reader:
         return tokens, frozenset(dropped)
 
     def _words(self, flag: str, following: list[str]) -> tuple[str, ...]:
-        """Those of the following words that are the option's value."""
+        """The words of the value, which are the first of those that follow the option."""
         field = self._fields[flag]
         if field.kind is bool:
             return ()
