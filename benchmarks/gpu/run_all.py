@@ -167,7 +167,7 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         kind = other_kind(args.out, rehearse=args.rehearse)
         if kind is None:
-            show(args.out)
+            write(args.out / TABLE, "")
     except OSError as error:
         parser.error(f"--out {args.out}: {error.strerror}")
     if kind is not None:
