@@ -161,9 +161,8 @@ void latent_rope(const LatentRopeCall& call) {
     const float* cos = call.cos_sin + call.positions[t] * call.rope;
     auto join = [=, &call](const T* first, const T* second, auto* target) {
       const float scale = call.scale;  // q is in no cache, so that it has none
-      for_vectors(rank, [=](int64_t i, int64_t n) {
-        put(target + i, load_part(first + i, n), n, scale);
-      });
+      for_vectors(
+          rank, [=](int64_t i, int64_t n) { put(target + i, load_part(first + i, n), n, scale); });
       call.interleaved ? rotate_neighbours(second, target + rank, cos, cos + half, half, scale)
                        : rotate(second, target + rank, cos, cos + half, half, 2 * half, scale);
     };

@@ -137,20 +137,36 @@ std::string layouts() {
   {
     typedef RopeCall Call;
     add<Call>(text, "RopeCall",
-              {FIELD(q), FIELD(k), FIELD(v), FIELD(cos_sin), FIELD(positions), FIELD(k_cache),
-               FIELD(v_cache), FIELD(kv_index), FIELD(rows), FIELD(num_heads), FIELD(num_kv_heads),
-               FIELD(head_dim), FIELD(rotary_dim), FIELD(q_stride), FIELD(k_stride),
-               FIELD(v_stride), FIELD(k_scale), FIELD(v_scale), FIELD(dtype), FIELD(kv_dtype),
+              {FIELD(q),
+               FIELD(k),
+               FIELD(v),
+               FIELD(cos_sin),
+               FIELD(positions),
+               FIELD(k_cache),
+               FIELD(v_cache),
+               FIELD(kv_index),
+               FIELD(rows),
+               FIELD(num_heads),
+               FIELD(num_kv_heads),
+               FIELD(head_dim),
+               FIELD(rotary_dim),
+               FIELD(q_stride),
+               FIELD(k_stride),
+               FIELD(v_stride),
+               FIELD(k_scale),
+               FIELD(v_scale),
+               FIELD(dtype),
+               FIELD(kv_dtype),
                FIELD(threads)});
   }
   {
     typedef LatentRopeCall Call;
     add<Call>(
         text, "LatentRopeCall",
-        {FIELD(q_latent), FIELD(q_rope),    FIELD(latent), FIELD(k_rope),      FIELD(q),
-         FIELD(cos_sin),  FIELD(positions), FIELD(cache),  FIELD(kv_index),    FIELD(rows),
-         FIELD(heads),    FIELD(rank),      FIELD(rope),   FIELD(q_row),       FIELD(q_head),
-         FIELD(k_row),    FIELD(scale),     FIELD(interleaved), FIELD(dtype),  FIELD(kv_dtype),
+        {FIELD(q_latent), FIELD(q_rope),    FIELD(latent),      FIELD(k_rope),   FIELD(q),
+         FIELD(cos_sin),  FIELD(positions), FIELD(cache),       FIELD(kv_index), FIELD(rows),
+         FIELD(heads),    FIELD(rank),      FIELD(rope),        FIELD(q_row),    FIELD(q_head),
+         FIELD(k_row),    FIELD(scale),     FIELD(interleaved), FIELD(dtype),    FIELD(kv_dtype),
          FIELD(threads)});
   }
   {
