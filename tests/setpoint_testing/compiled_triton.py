@@ -215,7 +215,7 @@ def rounded(sizes: Sizes, kind: torch.dtype, group: int) -> None:
 
 def invariant(kind: torch.dtype, rows: int) -> None:
     """Products of which a row has the same bits in every batch: dense ones of narrow and of wide
-    tiles, of experts and of heads. kind: of the numbers; e4m3 both with scales of rows and of
+    tiles, and in bf16 of heads. kind: of the numbers; e4m3 both with scales of rows and of
     groups."""
     for inputs, outputs in ((LLAMA.hidden, LLAMA.hidden), (LLAMA.hidden, 2 * LLAMA.inner)):
         x = empty(rows, inputs, dtype=kind)
@@ -227,9 +227,13 @@ def invariant(kind: torch.dtype, rows: int) -> None:
             dtype = BF16 if kind == E4M3 else kind
             multiply_pairs(x, weights, None, dtype=dtype, scales=scales or None, fixed=True)
     if kind == BF16:
-        ids, sizes = empty(rows, 6, dtype=INT32), (DEEPSEEK.inner, DEEPSEEK.hidden)
-        multiply_pairs(empty(rows, sizes[1]), empty(64, *sizes), ids, dtype=kind, fixed=True)
         multiply_heads(empty(rows, 16, 192)[..., :128], empty(16, 512, 128))
+
+
+def invariant_experts(rows: int) -> None:
+    """A product of DeepSeek's experts of which a row has the same bits in every batch."""
+    x, weights = empty(rows, DEEPSEEK.hidden), empty(64, DEEPSEEK.inner, DEEPSEEK.hidden)
+    multiply_pairs(x, weights, empty(rows, 6, dtype=INT32), dtype=BF16, fixed=True)
 
 
 def products() -> Iterator[Variant]:
@@ -254,6 +258,9 @@ def products() -> Iterator[Variant]:
             lambda kind=kind: [experts(DEEPSEEK, 64, 6, each, kind) for each in (TOKENS, 4096)],
             least=least,
         )
+    yield Variant("llama int8", lambda: rounded(LLAMA, torch.int8, 0))
+    yield Variant("llama fp8", lambda: rounded(LLAMA, E4M3, 0))
+    yield Variant("llama fp8 by 128", lambda: rounded(LLAMA, E4M3, GROUP), least=90)
     for kind in (BF16, torch.float16, FP32, E4M3):
         least = 90 if kind == E4M3 else 80
         yield Variant(
@@ -264,9 +271,8 @@ def products() -> Iterator[Variant]:
             lambda kind=kind: [invariant(kind, rows) for rows in (2, 64, 257, 4096)],
             least=least,
         )
-    yield Variant("llama int8", lambda: rounded(LLAMA, torch.int8, 0))
-    yield Variant("llama fp8", lambda: rounded(LLAMA, E4M3, 0))
-    yield Variant("llama fp8 by 128", lambda: rounded(LLAMA, E4M3, GROUP), least=90)
+    for rows, words in ((1, ""), (4096, f", {AGAIN}")):
+        yield Variant(f"invariant experts{words}", lambda rows=rows: invariant_experts(rows))
 
 
 def operations() -> Iterator[Variant]:
